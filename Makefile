@@ -1,0 +1,57 @@
+# octavo: `make serve` to talk to a model, `make test` to run the tests. Needs CPython 3.11+ with venv, make, a C++ compiler.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# A CPU build of torch where the index offers one; TORCH= names another requirement, TORCH=none skips it.
+TORCH  ?= auto
+MODEL  ?=
+HOST   ?= 127.0.0.1
+PORT   ?= 8000
+
+.PHONY: serve test test-fast check format bench install dev clean
+.DEFAULT_GOAL := serve
+
+serve: install
+	$(BIN)/octavo serve $(MODEL) --host $(HOST) --port $(PORT)
+
+install: $(VENV)/installed
+dev: $(VENV)/installed-dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "octavo needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first: whatever is installed later finds it and does not pull a CUDA build.
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	PYTHON=$(BIN)/python TORCH="$(TORCH)" sh scripts/install-torch.sh
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed pyproject.toml scripts/dev-requirements.py
+	$(BIN)/python scripts/dev-requirements.py > $(VENV)/dev-requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/dev-requirements.txt
+	@touch $@
+
+test: dev
+	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -m slow
+
+test-fast: dev
+	$(BIN)/pytest -q -m "not slow"
+
+check: dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	sh scripts/check-native.sh
+
+format: dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: dev
+	$(BIN)/python benchmarks/benchmark.py --num-requests 5 --max-tokens 64
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

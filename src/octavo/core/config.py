@@ -1,0 +1,133 @@
+"""What the user wishes. Each field carries its sentence, unit and bounds: CLI flags and docs come from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, cast, get_args, get_type_hints
+
+from octavo.core.errors import ConfigError
+
+Policy = Literal["fcfs", "priority", "fair"]
+Chunking = Literal["adaptive", "fixed"]
+StepMode = Literal["mixed", "split"]
+
+
+def _wish(default: Any, doc: str, *, low: float | None = None, high: float | None = None, unit: str = "") -> Any:
+    """A config field with its documentation. Bounds are inclusive and checked at construction."""
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "unit": unit})
+
+
+def check_fields(config: Any) -> None:
+    """Raise ``ConfigError`` for a field outside its bounds or its Literal's choices."""
+    hints = get_type_hints(type(config))
+    for f in fields(config):
+        value, choices = getattr(config, f.name), get_args(hints[f.name])
+        if choices and all(isinstance(c, str) for c in choices) and value not in choices:
+            raise ConfigError(f"{f.name} is {value!r} but must be one of {', '.join(choices)}")
+        low, high = f.metadata.get("low"), f.metadata.get("high")
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if (low is not None and value < low) or (high is not None and value > high) or value != value:
+            limits = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise ConfigError(f"{f.name} is {value!r} but must be {limits}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The wish. ``None`` means auto: ``engine/resolve_config.py`` decides from the model and the machine."""
+
+    model: str = _wish("smollm2-135m", "Alias, hub id, folder or path of a .gguf file.")
+    backend: Literal["auto", "torch", "native"] = _wish("auto", "Who computes.")
+    device: Literal["auto", "cpu", "mps", "cuda"] = _wish("auto", "Device of the torch backend.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _wish("auto", "Type of activations and KV cache.")
+    threads: int | None = _wish(None, "Compute threads; auto: the cores this process may use.", low=1, high=1024)
+    max_model_len: int | None = _wish(
+        None, "Longest sequence, prompt plus output; auto: what the model and the KV pool allow.", low=1, unit="tokens"
+    )
+    max_num_seqs: int = _wish(64, "Sequences that run at once.", low=1, high=4096)
+    block_size: int = _wish(16, "Tokens per KV block.", low=1, high=256, unit="tokens")
+    kv_cache_memory: int | None = _wish(
+        None,
+        "Size of the KV pool; auto: what max_num_seqs full sequences need, at most half of free memory.",
+        low=1,
+        unit="bytes",
+    )
+    enable_prefix_caching: bool = _wish(True, "Keep the KV of finished prompts for prompts that start alike.")
+    share_prefix_cache: bool = _wish(False, "Let clients with different API keys share cached prefixes.")
+    policy: Policy = _wish("fcfs", "Order of the queue.")
+    aging_s: float = _wish(
+        10.0, "priority: waiting this long counts as one priority level, so that nobody starves.", low=0.001, unit="s"
+    )
+    chunking: Chunking = _wish("adaptive", "How prefill is cut: closed loop on measured step time, or a fixed budget.")
+    max_num_batched_tokens: int = _wish(
+        2048, "Tokens per step at most; also the adaptive sizer's upper bound.", low=1, high=1 << 20, unit="tokens"
+    )
+    chunk_size: int = _wish(512, "fixed: prefill tokens per step.", low=1, high=1 << 20, unit="tokens")
+    target_itl_ms: float | None = _wish(
+        None,
+        "adaptive: longest step while anyone decodes; auto: twice a decode-only step, at least 50.",
+        low=1,
+        unit="ms",
+    )
+    max_prefill_wait_s: float = _wish(
+        5.0, "adaptive: a prefill that has waited this long gets the whole budget.", low=0.01, unit="s"
+    )
+    step_mode: StepMode = _wish("mixed", "Chunks and decodes in one pass, or as two (for comparison).")
+    max_queue: int = _wish(1024, "Requests that may wait; one more gets 429.", low=1, high=1 << 20)
+    chat_template: str | None = _wish(None, "File with a Jinja chat template that replaces the model's own.")
+    allow_special_in_content: bool = _wish(False, "Parse control tokens inside message content.")
+    trace_steps: int = _wish(4096, "Step records kept in memory.", low=16, high=1 << 20)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The wish for the HTTP server."""
+
+    host: str = _wish("127.0.0.1", "Address to listen on.")
+    port: int = _wish(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
+    served_model_name: str | None = _wish(None, "Name that clients use; auto: the model's alias or file name.")
+    api_key: tuple[str, ...] = _wish((), "Key that clients must send as a bearer token; may be given more than once.")
+    admin_key: tuple[str, ...] = _wish((), "Key that may see everybody's requests on the debug routes.")
+    allowed_host: tuple[str, ...] = _wish((), "Further Host header values accepted on a loopback bind.")
+    cors_origin: tuple[str, ...] = _wish((), "Browser origins that may call this server.")
+    drain_s: float = _wish(10.0, "On shutdown, wait this long for running requests.", low=0, high=3600, unit="s")
+    log_level: Literal["debug", "info", "warning", "error"] = _wish("info", "What is logged.")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """What the engine runs with: every auto decided. Printed once at start."""
+
+    wish: EngineConfig
+    model_path: str
+    model_name: str
+    backend: str
+    device: str
+    dtype: str
+    kv_dtype: str
+    threads: int
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    num_blocks: int
+    kv_cache_bytes: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    system_fingerprint: str
+    weights_bytes: int = 0
+    notes: tuple[str, ...] = ()  # what was decided and why, one line each
+
+
+def field_doc(config: type, name: str) -> str:
+    """The sentence of one field, with unit, for help texts."""
+    for f in fields(config):
+        if f.name == name:
+            unit = f.metadata.get("unit")
+            return cast(str, f.metadata["doc"]) + (f" [{unit}]" if unit else "")
+    raise KeyError(name)

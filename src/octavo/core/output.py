@@ -1,0 +1,42 @@
+"""What a caller gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.core.plan import FinishReason, SampledToken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one sequence."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # prompt tokens whose KV was not computed again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Durations of one finished request, in seconds; None where the request ended before that point."""
+
+    queue_s: float | None  # arrival to admission
+    ttft_s: float | None  # arrival to first token
+    tpot_s: float | None  # mean time per output token after the first
+    total_s: float  # arrival to end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """News of one sequence: what is new since the last one, and on the last one how it ended."""
+
+    request_id: str
+    choice_index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[SampledToken, ...] | None = None  # one per id in token_ids, when asked for
+    prompt_logprobs: tuple[SampledToken, ...] | None = None  # of prompt positions 1, 2, ..., on the first output
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    usage: Usage | None = None  # on the last output
+    timings: Timings | None = None  # on the last output

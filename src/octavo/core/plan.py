@@ -1,0 +1,110 @@
+"""What one step will run and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo.core.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledChunk:
+    """Run positions ``[start, start + len(token_ids))`` of one sequence. There is no prefill/decode flag."""
+
+    request_id: str
+    start: int
+    token_ids: Sequence[int]  # of the positions to run
+    block_ids: Sequence[int]  # buffer of int32; the block table's head, covers all of [0, end); valid until apply()
+    draw: SamplingParams | None = None  # set only if the chunk reaches the last known token and a token is wanted
+    stream: int = 0  # Request.stream, for the draw
+    history: Sequence[int] = ()  # all known tokens, if the draw's parameters or want_logprobs need them; until apply()
+    prompt_len: int = 0
+    banned_token_ids: tuple[int, ...] = ()  # stop tokens while fewer than min_tokens are out
+    want_logprobs: range = range(0)  # positions p whose logprob given [0, p) is asked for; p - 1 lies in this chunk
+    num_prompt_logprobs: int = 0  # alternatives per wanted position
+    reason: str = "decode"  # why this length: "decode", "budget", "target_itl", "memory", "last piece", ...
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetFacts:
+    """How the prefill budget of a step came to be."""
+
+    tokens: int  # prefill tokens allowed
+    reason: str
+    predicted_s: float | None = None  # predicted length of the step, when a cost model has one
+    target_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """One request that left the queue in this step."""
+
+    request_id: str
+    cached_tokens: int  # positions whose KV the prefix tree (or a fork's parent) gave
+    miss_reason: str  # why the lookup ended: "end of prompt", "diverged", "evicted", "in flight", "never seen", ...
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One pass of the engine. One-token chunks come first."""
+
+    step_id: int
+    chunks: tuple[ScheduledChunk, ...]
+    admitted: tuple[Admission, ...] = ()
+    preempted: tuple[str, ...] = ()
+    waiting_for: Mapping[str, str] = field(default_factory=dict)  # waiting request -> why it was not admitted
+    evicted: int = 0  # cached blocks that lost their content to this step
+    budget: BudgetFacts | None = None
+    block_copies: tuple[tuple[int, int, int], ...] = ()  # (src, dst, num_tokens), run before any KV write of the step
+    failed: tuple[tuple[str, str], ...] = ()  # (request_id, why): can never run; finished with "error"
+    num_waiting: int = 0
+    num_running: int = 0
+    free_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledToken:
+    """One token with its log-probability under the raw logits (natural log)."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()  # likeliest first, ties to the lowest id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What the runner returns, one entry per chunk of the plan."""
+
+    step_id: int
+    tokens: tuple[SampledToken | None, ...]  # None where the chunk draws nothing, or failed
+    prompt_logprobs: tuple[
+        tuple[SampledToken, ...], ...
+    ] = ()  # per chunk, of its want_logprobs; () if none asked at all
+    failed: tuple[int, ...] = ()  # chunks whose logits were not finite: those requests fail, nobody else
+    build_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+    @property
+    def duration_s(self) -> float:
+        return self.build_s + self.forward_s + self.sample_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """What a step meant for one request: a token, prompt logprobs, an end, or several of these."""
+
+    request_id: str
+    token: SampledToken | None = None
+    prompt_logprobs: tuple[SampledToken, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or string, or what went wrong
