@@ -1,0 +1,185 @@
+"""The op seam: what a model may ask of a backend, and what the engine hands to one each step.
+
+A model is written once against ``Ops`` and never looks inside an ``Array``. The torch backend runs each op at once; the
+native backend hands out symbolic arrays the first time, records a program, and replays it with one call per step.
+Therefore model code may not branch on a number of tokens, sequences or rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.model_config import ModelConfig
+from octavo.core.plan import SampledToken
+from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.weight_tensor import WeightTensor
+
+Array = Any  # a backend's activation array: opaque to models
+Weight = Any  # a backend's packed weight: opaque to models
+Activation = Literal["silu", "gelu"]
+WeightUse = Literal["linear", "embedding", "norm", "bias"]
+
+
+class Ops(Protocol):
+    """The ops of one forward pass. T tokens run, R logit rows are wanted; H query heads, H_kv KV heads, D head_dim."""
+
+    token_ids: Array  # [T]
+    positions: Array  # [T]
+
+    def embedding(self, table: Weight, token_ids: Array) -> Array:
+        """Rows of ``table`` [vocab, hidden] -> [T, hidden]."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Weight, eps: float) -> Array:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang, Sennrich 2019); arithmetic in float32."""
+        ...
+
+    def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
+        """x [T, K] @ weight [N, K]^T (+ bias [N]) -> [T, N]."""
+        ...
+
+    def rope(self, x: Array, positions: Array, num_heads: int) -> Array:
+        """Rotate each head of x [T, num_heads * D] by its position, pairing i with i + rope_dim/2 of the leading rope_dim.
+
+        The frequencies come from the model's config (theta, rope_dim, scaling). RoPE: Su et al. 2021, arXiv:2104.09864.
+        """
+        ...
+
+    def write_kv(self, layer: int, k: Array, v: Array) -> None:
+        """Store k, v [T, H_kv * D] in the layer's cache at the step's slot_mapping; slot -1 writes nothing."""
+        ...
+
+    def paged_attention(
+        self, layer: int, q: Array, *, scale: float, window: int | None = None, soft_cap: float | None = None
+    ) -> Array:
+        """Causal attention of q [T, H * D] over the sequences' cached positions [0, position] -> [T, H * D].
+
+        window w: a query at p sees positions (p - w, p]. soft_cap c: scores become c * tanh(score / c).
+        """
+        ...
+
+    def gated_mul(self, gate: Array, up: Array, activation: Activation) -> Array:
+        """activation(gate) * up, elementwise [T, N]. gelu is the tanh approximation."""
+        ...
+
+    def add(self, a: Array, b: Array) -> Array:
+        """Elementwise sum of two arrays of one shape."""
+        ...
+
+    def scale(self, x: Array, factor: float) -> Array:
+        """x * factor."""
+        ...
+
+    def select_logit_rows(self, x: Array) -> Array:
+        """The rows of x [T, hidden] whose logits are wanted (ModelInput.logit_rows) -> [R, hidden]."""
+        ...
+
+    def logits(self, x: Array, head: Weight, soft_cap: float | None = None) -> Array:
+        """x [R, hidden] @ head [vocab, hidden]^T in float32, soft-capped if asked -> [R, vocab]."""
+        ...
+
+
+class Model(Protocol):
+    """A decoder with its packed weights: pure calls of ops."""
+
+    config: ModelConfig
+
+    def hidden(self, ops: Ops) -> Array:
+        """The whole pass up to the final norm, for the logit rows only: [R, hidden]."""
+        ...
+
+    def head(self, ops: Ops, rows: Array) -> Array:
+        """Logits of some of those rows: [r, hidden] -> [r, vocab]. Called in slices, so that [prompt, vocab] never exists."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """One step, as arrays. T tokens of S sequences; one-query sequences come first. All int32, C-contiguous."""
+
+    token_ids: NDArray[np.int32]  # [T]
+    positions: NDArray[np.int32]  # [T]
+    logit_rows: NDArray[np.int32]  # [R] indices into T: first the rows of draws, then those of prompt logprobs
+    slot_mapping: NDArray[np.int32]  # [T] block_id * block_size + offset; -1 writes nothing
+    block_tables: NDArray[np.int32]  # [S, B] padded with 0
+    query_starts: NDArray[np.int32]  # [S + 1] sequence s runs tokens [query_starts[s], query_starts[s + 1])
+    context_lens: NDArray[np.int32]  # [S] positions visible to the last query, itself included
+    num_one_query_seqs: int
+    copies: NDArray[np.int32]  # [C, 3] (src block, dst block, num_tokens), before any KV write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What a draw is a pure function of, besides its logits row."""
+
+    params: SamplingParams
+    stream: int  # 64 bits
+    position: int  # index in the sequence of the token being drawn
+    history: Sequence[int] = ()  # all tokens before it, when params.needs_history
+    prompt_len: int = 0
+    banned_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What a backend returns for one ModelInput."""
+
+    tokens: list[SampledToken | None]  # one per draw; None where the row was not finite
+    row_logprobs: list[SampledToken | None]  # one per target row
+    forward_s: float
+    sample_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheLayout:
+    """Size of the paged cache that a backend allocates, for all layers."""
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class Backend(ABC):
+    """A device that runs models. The one writer of KV tensors and weights is the ModelRunner that owns it."""
+
+    name: str  # "torch" | "native"
+    device: str  # "cpu", "mps", "cuda", ...
+    dtype: str  # of activations
+    kv_dtype: str
+    threads: int  # compute threads on the CPU
+    fingerprint: str  # kernels and determinism mode, for system_fingerprint
+
+    @abstractmethod
+    def pack(self, tensor: WeightTensor, uses: frozenset[WeightUse]) -> Weight:
+        """Bring one tensor into the layout the kernels stream. A tied embedding has two uses."""
+
+    @abstractmethod
+    def kv_bytes_per_token(self, config: ModelConfig) -> int:
+        """Bytes of K and V of one token over all layers, scales included."""
+
+    @abstractmethod
+    def allocate_kv_cache(self, layout: KVCacheLayout) -> int:
+        """Allocate the paged cache (mapped, untouched until used) and return its bytes. ConfigError if it does not fit."""
+
+    @abstractmethod
+    def bind(self, model: Model, *, max_tokens: int, max_seqs: int) -> None:
+        """Take the model to run. max_tokens, max_seqs: bounds of T and S of any later step."""
+
+    @abstractmethod
+    def run(self, step: ModelInput, draws: Sequence[Draw], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
+        """One step: copies, KV writes, forward, draws.
+
+        draws: for logit_rows[:len(draws)]. targets: (token id, number of alternatives) of the remaining logit rows,
+        whose log-softmax is wanted at that token.
+        """
+
+    def close(self) -> None:
+        """Release threads and memory."""

@@ -1,0 +1,1 @@
+"""The written-out truth of sampling and dequantisation, in plain numpy."""

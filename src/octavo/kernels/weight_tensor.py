@@ -1,0 +1,30 @@
+"""A tensor as a file stores it: the hand-over from the weight readers to the backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Encoding = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTensor:
+    """One tensor as it lies in the file: nothing is copied or converted until somebody asks.
+
+    Quantised encodings group 32 weights along the last dimension (K); ``data`` then holds whole rows of groups.
+    """
+
+    name: str  # canonical, see model/weights/base.py
+    shape: tuple[int, ...]  # row-major: a linear layer is [out_features (N), in_features (K)]
+    encoding: Encoding
+    data: NDArray[np.uint8]  # 1-D, the bytes of the file, usually memory-mapped
+
+    def to_float32(self) -> NDArray[np.float32]:
+        """Dequantise: the written-out truth that every backend's unpack(pack(t)) must equal bit for bit."""
+        from octavo.kernels.reference.dequantise import dequantise
+
+        return dequantise(self.data, self.encoding, self.shape)
