@@ -1,0 +1,1 @@
+"""Between characters and token ids: tokenizer, chat template, detokenizer, stop strings."""

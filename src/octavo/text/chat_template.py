@@ -1,0 +1,270 @@
+"""Messages to prompt tokens, through the model's own Jinja template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+
+from octavo.core.errors import InvalidRequest, ModelFileError
+from octavo.text.template_budget import RenderLimit
+from octavo.text.template_sandbox import SandboxedTemplate
+from octavo.text.tokenizer import Tokenizer, check_text
+from octavo.text.vocabulary import SpecialToken, SpecialTokenMatcher
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
+# What expressions of a template raise when the messages are not of the shape that it expects.
+_EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+
+
+class ChatTemplate:
+    """A model's chat template. Immutable; safe to call from several threads at once.
+
+    A user must not be able to forge a turn by writing control tokens into a message. So before rendering, every string
+    that came with the request is disguised: wherever a control token might begin, its first character is replaced by a
+    private-use character that occurs nowhere in the request or the template. Whatever the template does with such
+    text, control tokens in the result are the template's own. The result is cut at them, the disguise is taken off
+    the plain pieces, and these are encoded by an encoder that knows no special tokens.
+
+    Left alone are tags that the template itself looks for in messages (``</think>``), unless they are control tokens.
+    User-defined tokens that the template writes but does not look for are protected like control tokens.
+
+    source:                   Jinja source; ``raise_exception``, ``strftime_now`` and ``tojson`` work as in transformers
+    allow_special_in_content: let control tokens in messages be control tokens
+    time_limit_s:             longest rendering; template_sandbox.py says what else is bounded
+
+    Raises ``ModelFileError`` if the source does not compile.
+    """
+
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, *, allow_special_in_content: bool = False, time_limit_s: float = 2.0
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._time_limit_s = time_limit_s
+        self._protect = not allow_special_in_content
+        try:
+            self._template = SandboxedTemplate(source)
+        except TemplateSyntaxError as error:
+            raise ModelFileError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
+        except (TemplateError, SyntaxError, *_EXPRESSION_ERRORS) as error:
+            raise ModelFileError(f"the chat template does not compile: {error}") from error
+        self._guard = _Guard(tokenizer, _Literals(self._template.tree))
+        self._names = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        """Prompt ids. The template writes BOS if the model wants one. Raises as ``render`` does."""
+        text, disguise = self._render(messages, add_generation_prompt, tools, kwargs)
+        check_text(text)
+        undo = {ord(private): char for char, private in disguise.items()}
+        pieces = self._tokenizer.special_tokens.split(text)
+        return self._tokenizer.encode_pieces(
+            [piece.translate(undo) if isinstance(piece, str) else piece for piece in pieces]
+        )
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt as text.
+
+        messages: ``role`` is one of system, developer (= system), user, assistant, tool; ``content`` is a string or a
+                  list of ``{"type": "text", "text": ...}``, which are joined by line breaks
+        kwargs:   further variables for the template
+
+        Raises ``InvalidRequest`` for other messages, and with the template's own words where the template refuses.
+        """
+        text, disguise = self._render(messages, add_generation_prompt, tools, kwargs)
+        return text.translate({ord(private): char for char, private in disguise.items()})
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Any] | None,
+        kwargs: Mapping[str, Any],
+    ) -> tuple[str, dict[str, str]]:
+        """The text in disguise, and the disguise: real character -> private one."""
+        names = {name: self._tokenizer.token_text(i) for name, i in self._names.items() if i is not None}
+        if reserved := kwargs.keys() & {"messages", "tools", "add_generation_prompt", *self._names}:
+            raise InvalidRequest(
+                f"{min(reserved)} is not for chat_template_kwargs to set", param="chat_template_kwargs"
+            )
+        given = {**kwargs, "messages": normalise_messages(messages), "tools": tools}
+        disguise: dict[str, str] = {}
+        try:
+            strings = list(_strings(given))
+            if self._protect:
+                disguise = self._guard.choose_disguise(strings)
+                given = self._guard.disguise_values(given, disguise)
+            text = self._template.render(
+                {**given, **names, "add_generation_prompt": add_generation_prompt},
+                time_limit_s=self._time_limit_s,
+                num_input_chars=sum(map(len, strings)),
+            )
+        except RenderLimit as error:
+            raise InvalidRequest(f"{error}; send less, or serve with another template", param="messages") from error
+        except TemplateError as error:
+            raise InvalidRequest(f"the model's chat template refused: {error.message}", param="messages") from error
+        except _EXPRESSION_ERRORS as error:
+            raise InvalidRequest(
+                f"the model's chat template failed on these messages: {type(error).__name__}: {error}", param="messages"
+            ) from error
+        return text, disguise
+
+
+def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Checked copies with ``content`` as one string and ``developer`` as ``system``. Raises ``InvalidRequest``."""
+    if not messages:
+        raise InvalidRequest("messages is empty; send at least one", param="messages")
+    normal = []
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if role not in ROLES:
+            raise InvalidRequest(
+                f"messages[{i}].role is {role!r:.80} but must be one of {', '.join(ROLES)}", param="messages"
+            )
+        content = _content_text(message.get("content"), i, may_be_null=role == "assistant")
+        normal.append({**message, "role": "system" if role == "developer" else role, "content": content})
+    return normal
+
+
+def _content_text(content: Any, index: int, *, may_be_null: bool) -> str:
+    if isinstance(content, str):
+        return content
+    where = f"messages[{index}].content"
+    if content is None and may_be_null:
+        return ""
+    if not isinstance(content, list):
+        raise InvalidRequest(
+            f"{where} is of type {type(content).__name__} but must be a string or a list of text parts",
+            param="messages",
+        )
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text":
+            raise InvalidRequest(f"{where}[{i}] is of type {kind!r:.80}; this model takes text", param="messages")
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{where}[{i}].text must be a string", param="messages")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+class _Literals:
+    """The string literals of a template, by what it does with them."""
+
+    def __init__(self, tree: nodes.Template) -> None:
+        self.all = {node.data for node in tree.find_all(nodes.TemplateData)}
+        self.all |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        self.sought: set[str] = set()  # compared with, or passed to a method, filter or test
+        for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
+            skip = () if isinstance(node, nodes.Compare) else ("node",)
+            for child in node.iter_child_nodes(exclude=skip):
+                operand = child.expr if isinstance(child, nodes.Operand) else child
+                if isinstance(operand, nodes.Const) and isinstance(operand.value, str):
+                    self.sought.add(operand.value)
+
+
+class _Guard:
+    """Finds where in a request's strings a protected token might begin or be completed, and disguises it there."""
+
+    def __init__(self, tokenizer: Tokenizer, literals: _Literals) -> None:
+        written = "\0".join(literals.all)
+        protected = {token.text for token in tokenizer.control_tokens}
+        harmless: set[str] = set()
+        for token in tokenizer.user_defined_tokens:
+            forgeable = token.text in written and token.text not in literals.sought
+            (protected if forgeable else harmless).add(token.text)
+        self._first_chars = frozenset(text[0] for text in protected)
+        self._begins = re.compile("|".join(map(re.escape, sorted(self._first_chars)))) if protected else None
+        # What the template looks for and what is a token of its own stays readable, unless a protected token is near.
+        prefixes = {text[:size] for text in protected for size in range(1, len(text) + 1)}
+        self._readable = SpecialTokenMatcher(
+            SpecialToken(text, 0)
+            for text in literals.sought | harmless
+            if len(text) > 1 and text not in prefixes and not any(text.startswith(other) for other in protected)
+        )
+        # After a literal that ends inside a protected token (as in '<|' + name + '|>') text could complete the token.
+        self._completing = frozenset(
+            text[size]
+            for text in protected
+            for size in range(1, len(text))
+            if any(literal.endswith(text[:size]) for literal in literals.all)
+        )
+        self._sought = literals.sought
+        self._taken = set(_PRIVATE_USE.findall(written)) | set(_PRIVATE_USE.findall("".join(protected)))
+
+    def choose_disguise(self, strings: Sequence[str]) -> dict[str, str]:
+        """A private-use character, found in none of ``strings``, for each character that may need one."""
+        taken = self._taken.union(*map(_PRIVATE_USE.findall, strings))
+        free = (char for char in map(chr, range(0xE000, 0xF900)) if char not in taken)
+        disguise = dict(zip(sorted(self._first_chars | self._completing), free, strict=False))
+        if len(disguise) < len(self._first_chars | self._completing):
+            raise InvalidRequest(
+                "messages use up the private-use characters U+E000 to U+F8FF; send fewer", param="messages"
+            )
+        return disguise
+
+    def disguise_values(self, given: Mapping[str, Any], disguise: Mapping[str, str]) -> dict[str, Any]:
+        """``given`` with its strings disguised, except names of variables and roles, which have been checked."""
+        changed = {name: self._apply_deep(value, disguise) for name, value in given.items()}
+        for message, original in zip(changed["messages"], given["messages"], strict=True):
+            message["role"] = original["role"]
+        return changed
+
+    def _apply_deep(self, value: Any, disguise: Mapping[str, str]) -> Any:
+        if isinstance(value, str):
+            return self._hide_completions(self._hide_beginnings(value, disguise), disguise)
+        if isinstance(value, Mapping):
+            # Keys are looked up by name: the template could not find "name" if its first letter were hidden.
+            return {
+                self._hide_beginnings(key, disguise) if isinstance(key, str) else key: self._apply_deep(item, disguise)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._apply_deep(item, disguise) for item in value]
+        return value
+
+    def _hide_beginnings(self, text: str, disguise: Mapping[str, str]) -> str:
+        """So that no protected token begins in ``text``."""
+        if self._begins is None:
+            return text
+        return self._begins.sub(
+            lambda found: found[0] if self._readable.match(text, found.start()) else disguise[found[0]], text
+        )
+
+    def _hide_completions(self, text: str, disguise: Mapping[str, str]) -> str:
+        """So that no protected token that began before ``text`` goes on in it."""
+        at = len(text) - len(text.lstrip()) if self._completing else len(text)
+        if text[at : at + 1] not in self._completing or text in self._sought:
+            return text
+        return text[:at] + disguise[text[at]] + text[at + 1 :]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string inside, keys too."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            stack.extend(item.keys())
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            stack.extend(item)

@@ -1,0 +1,58 @@
+"""Tokens to text as they come."""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.text.tokenizer import Tokenizer
+
+_new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """Incremental UTF-8 over the bytes of tokens. One per sequence.
+
+    ``"".join(pushes) + flush()`` equals the tokens' joined bytes decoded at once with "replace", whatever the tokens:
+    a character that is still incomplete is held back, one that never completes becomes U+FFFD.
+
+    skip_special:      control tokens give no text
+    drop_space_prefix: the tokens are a whole text, so the space that a SentencePiece tokenizer put before it goes.
+                       Leave it off for tokens that continue a prompt: there the space is part of the text.
+
+    ``num_chars`` is the number of characters released so far. A character counts for the token that completed it.
+    """
+
+    __slots__ = ("_bytes_by_id", "_decode", "_decoder", "_drop_space", "num_chars")
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, drop_space_prefix: bool = False) -> None:
+        self._decoder = _new_decoder("replace")
+        self._decode = self._decoder.decode
+        self._bytes_by_id = tokenizer.visible_bytes_by_id if skip_special else tokenizer.bytes_by_id
+        self._drop_space = drop_space_prefix and tokenizer.adds_space_prefix
+        self.num_chars = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that ``token_id`` completes; may be empty."""
+        try:
+            data = self._bytes_by_id[token_id]
+        except IndexError:  # a padding row of the embedding: no text
+            return ""
+        if self._drop_space and data:
+            self._drop_space = False
+            data = data.removeprefix(b" ")
+        text = self._decode(data)
+        self.num_chars += len(text)
+        return text
+
+    @property
+    def pending(self) -> bool:
+        """Whether the bytes so far end inside a character, which is held back."""
+        return self._decoder.getstate()[0] != b""
+
+    def flush(self) -> str:
+        """The end of the sequence: U+FFFD for a character that never completed, else nothing."""
+        text = self._decode(b"", True)
+        self.num_chars += len(text)
+        return text

@@ -1,0 +1,109 @@
+"""SentencePiece's byte-pair encoding with scores (Kudo and Richardson 2018, arXiv:1808.06226), for GGUF ``llama``.
+
+The ``tokenizers`` library ranks *pairs*, SentencePiece scores *results* and breaks ties by position. The two differ
+where one token can be split in two ways, so this is written out here, exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from octavo.text.vocabulary import SPACE_MARK
+
+_WORDS = re.compile(f"{SPACE_MARK}+[^{SPACE_MARK}]*|[^{SPACE_MARK}]+")
+_INNER_SPACE = re.compile(f"[^\0{SPACE_MARK}]{SPACE_MARK}")
+_MAX_CACHED_WORDS = 1 << 15
+_MAX_CACHED_CHARS = 32
+
+
+class SentencePieceEncoder:
+    """Text to ids: merge the neighbours whose joint token scores highest, the leftmost first, until none is a token.
+
+    pieces:    token text -> (id, score); spaces spelt U+2581
+    byte_ids:  ids of <0x00> .. <0xFF>, for characters that are no token; or empty
+    unknown:   id for them where there are no byte tokens; None drops them
+    add_space: put a space before the text, as SentencePiece does
+
+    Safe to call from several threads: the cache of words is only ever read, set or replaced whole.
+    """
+
+    def __init__(
+        self,
+        pieces: Mapping[str, tuple[int, float]],
+        byte_ids: Sequence[int],
+        unknown: int | None,
+        *,
+        add_space: bool,
+    ) -> None:
+        self._pieces = pieces
+        self._byte_ids = byte_ids
+        self._unknown = unknown
+        self._add_space = add_space
+        # No merge crosses from a word into the next one's space unless some token holds a space after a letter.
+        self._words_are_apart = _INNER_SPACE.search("\0".join(pieces)) is None
+        self._cache: dict[str, tuple[int, ...]] = {}
+
+    def encode_pieces(self, texts: Sequence[str], *, at_start: bool = True) -> list[list[int]]:
+        """Ids of each text, wherever it stands. Time n log n in the longest word."""
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        text = text.replace(" ", SPACE_MARK)
+        if self._add_space:
+            text = SPACE_MARK + text
+        if not self._words_are_apart:
+            return self._merge(text)
+        ids: list[int] = []
+        for word in _WORDS.findall(text):
+            known = self._cache.get(word)
+            if known is None:
+                known = tuple(self._merge(word))
+                if len(word) <= _MAX_CACHED_CHARS:
+                    if len(self._cache) >= _MAX_CACHED_WORDS:
+                        self._cache = {}
+                    self._cache[word] = known
+            ids.extend(known)
+        return ids
+
+    def _merge(self, word: str) -> list[int]:
+        """Symbols are a linked list over the word's positions; ``end[p]`` is 0 where no symbol begins any more."""
+        pieces, size = self._pieces, len(word)
+        end = list(range(1, size + 1))
+        start_before = list(range(-1, size))  # start of the symbol that ends where this one begins
+        heap = [(-pieces[pair][1], at, at + 2) for at in range(size - 1) if (pair := word[at : at + 2]) in pieces]
+        heapify(heap)
+        while heap:
+            _, left, stop = heappop(heap)
+            middle = end[left]
+            # Stale unless both halves are still symbols and together end where they did when this was pushed.
+            if not middle or middle >= stop or end[middle] != stop:
+                continue
+            end[left], end[middle] = stop, 0
+            if stop < size:
+                start_before[stop] = left
+                joined = word[left : end[stop]]
+                if joined in pieces:
+                    heappush(heap, (-pieces[joined][1], left, end[stop]))
+            before = start_before[left]
+            if before >= 0:
+                joined = word[before:stop]
+                if joined in pieces:
+                    heappush(heap, (-pieces[joined][1], before, stop))
+        return self._ids_of_symbols(word, end)
+
+    def _ids_of_symbols(self, word: str, end: Sequence[int]) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        while at < len(word):
+            symbol = word[at : end[at]]
+            at = end[at]
+            piece = self._pieces.get(symbol)
+            if piece is not None:
+                ids.append(piece[0])
+            elif self._byte_ids:
+                ids.extend(self._byte_ids[byte] for byte in symbol.encode())
+            elif self._unknown is not None:
+                ids.append(self._unknown)
+        return ids

@@ -1,0 +1,235 @@
+"""The tokenizer of a Hugging Face model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.core.errors import ModelFileError
+from octavo.text.byte_pair import LibraryEncoder, load_pipeline
+from octavo.text.tokenizer_parts import Fields, TokenizerParts, check_token_id, mark_as_control
+from octavo.text.vocabulary import (
+    CONTROL_KINDS,
+    SPACE_MARK,
+    SpecialToken,
+    Spelling,
+    TokenKind,
+    Vocabulary,
+    check_distinct,
+)
+
+_MAX_FILE_BYTES = 256 << 20  # Gemma's tokenizer.json has 33 MB
+_MAX_VOCAB = 1 << 22
+
+
+def read_folder_tokenizer(folder: Path) -> TokenizerParts:
+    """Build the parts from ``tokenizer.json`` and the files beside it.
+
+    Read are tokenizer.json (required), tokenizer_config.json, special_tokens_map.json, generation_config.json and
+    chat_template.jinja. Raises ``ModelFileError`` for what is missing, wrong or unknown.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelFileError(f"{folder} has no tokenizer.json; octavo does not read tokenizer.model or vocab.json")
+    spec = _read_json(folder / "tokenizer.json")
+    config = _read_json(folder / "tokenizer_config.json")
+    generation = _read_json(folder / "generation_config.json")
+    model = Fields(spec, "tokenizer.json").require("model", dict)
+    if model.get("type", "BPE") != "BPE":
+        raise ModelFileError(f"tokenizer.json has a {model['type']!r:.80} model; octavo has BPE")
+
+    texts, added = _read_vocabulary(model, spec)
+    check_distinct(texts)
+    kinds = _kinds(texts, model, added)
+    names = {**_read_json(folder / "special_tokens_map.json"), **config}
+    id_of = {text: token_id for token_id, text in enumerate(texts)}
+    bos, eos = (_named_token(names, name, id_of) for name in ("bos_token", "eos_token"))
+    ends = _generation_ends(generation, len(texts)) | ({eos} if eos is not None else set())
+    mark_as_control(texts, kinds, ends | ({bos} if bos is not None else set()))
+    spelling = _spelling(spec)
+    add_bos = Fields(config, "tokenizer_config.json").get("add_bos_token", bool)
+    return TokenizerParts(
+        vocabulary=Vocabulary.build(texts, kinds, spelling),
+        special=[
+            SpecialToken(
+                texts[i],
+                i,
+                bool(entry.get("lstrip")),
+                bool(entry.get("rstrip")),
+                bool(entry.get("single_word")),
+            )
+            for i, entry in added.items()
+        ],
+        encoder=_build_encoder(spec, model, {texts[i] for i in added if kinds[i] in CONTROL_KINDS}),
+        bos_token_id=bos,
+        eos_token_id=eos,
+        eos_token_ids=frozenset(ends),
+        add_bos=bos is not None
+        and (add_bos if add_bos is not None else _begins_with(spec.get("post_processor"), texts[bos])),
+        adds_space_prefix=spelling == "sentencepiece" and _adds_space_prefix(spec),
+        chat_template=_chat_template(folder, config),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in the file; {} where there is no file."""
+    if not path.is_file():
+        return {}
+    if (size := path.stat().st_size) > _MAX_FILE_BYTES:
+        raise ModelFileError(f"{path.name} has {size} bytes; the limit is {_MAX_FILE_BYTES}")
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path.name} holds no JSON object")
+    return value
+
+
+def _read_vocabulary(model: dict[str, Any], spec: dict[str, Any]) -> tuple[list[str], dict[int, dict[str, Any]]]:
+    """All texts by id, holes filled with unique names, and the added tokens by id."""
+    vocab: dict[str, Any] = Fields(model, "tokenizer.json").require("vocab", dict)
+    added: dict[int, dict[str, Any]] = {}
+    text_of: dict[int, str] = {}
+    for text, token_id in vocab.items():
+        if type(token_id) is not int or not 0 <= token_id < _MAX_VOCAB or token_id in text_of:
+            raise ModelFileError(
+                f"tokenizer.json gives token {text!r:.80} the id {token_id!r:.80}, which is taken or no id"
+            )
+        text_of[token_id] = text
+    for entry in Fields(spec, "tokenizer.json").get("added_tokens", list) or []:
+        if not isinstance(entry, dict):
+            raise ModelFileError(f"an added token in tokenizer.json is {entry!r:.80}, not an object")
+        fields = Fields(entry, "an added token of tokenizer.json")
+        token_id, text = (
+            check_token_id(fields.require("id", int), _MAX_VOCAB, "an added token's id"),
+            fields.require("content", str),
+        )
+        if text_of.setdefault(token_id, text) != text:
+            raise ModelFileError(
+                f"tokenizer.json gives id {token_id} to both {text_of[token_id]!r:.80} and {text!r:.80}"
+            )
+        added[token_id] = entry
+    if not text_of:
+        raise ModelFileError("tokenizer.json has an empty vocabulary")
+    return [text_of.get(i, f"<|no token {i}|>") for i in range(max(text_of) + 1)], added
+
+
+def _kinds(texts: list[str], model: dict[str, Any], added: Mapping[int, dict[str, Any]]) -> list[int]:
+    kinds = [int(TokenKind.NORMAL)] * len(texts)
+    if model.get("byte_fallback"):
+        for token_id, text in enumerate(texts):
+            if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+                kinds[token_id] = TokenKind.BYTE
+    for token_id, entry in added.items():
+        kinds[token_id] = TokenKind.CONTROL if entry.get("special") else TokenKind.USER_DEFINED
+    return kinds
+
+
+def _named_token(names: Mapping[str, Any], name: str, id_of: Mapping[str, int]) -> int | None:
+    value = names.get(name)
+    text = value.get("content") if isinstance(value, dict) else value
+    if text is None:
+        return None
+    if not isinstance(text, str) or text not in id_of:
+        raise ModelFileError(f"{name} is {text!r:.80}, which is no token of tokenizer.json")
+    return id_of[text]
+
+
+def _generation_ends(generation: Mapping[str, Any], vocab_size: int) -> set[int]:
+    value = generation.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if type(token_id) is not int:
+            raise ModelFileError(f"eos_token_id in generation_config.json holds {token_id!r:.80}, which is no token id")
+        check_token_id(token_id, vocab_size, "eos_token_id in generation_config.json")
+    return set(ids)
+
+
+def _components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """A pipeline part of tokenizer.json and everything inside its sequences."""
+    if not isinstance(part, dict) or depth > 8:
+        return
+    yield part
+    for key in ("pretokenizers", "decoders", "normalizers", "processors"):
+        children = part.get(key)
+        for child in children if isinstance(children, list) else ():
+            yield from _components(child, depth + 1)
+
+
+def _spelling(spec: Mapping[str, Any]) -> Spelling:
+    kinds = {part.get("type") for key in ("pre_tokenizer", "decoder") for part in _components(spec.get(key))}
+    if "ByteLevel" in kinds:
+        return "byte_level"
+    if kinds & {"Metaspace", "ByteFallback"}:
+        return "sentencepiece"
+    raise ModelFileError(
+        f"tokenizer.json decodes with {sorted(map(str, kinds))}; octavo has ByteLevel, Metaspace, ByteFallback"
+    )
+
+
+def _adds_space_prefix(spec: Mapping[str, Any]) -> bool:
+    for part in (*_components(spec.get("normalizer")), *_components(spec.get("pre_tokenizer"))):
+        if part.get("type") == "Prepend" and part.get("prepend") == SPACE_MARK:
+            return True
+        if part.get("type") == "Metaspace" and part.get("prepend_scheme", "always") != "never":
+            return True
+    return False
+
+
+def _begins_with(post_processor: Any, bos: str) -> bool:
+    """Whether the file's own template puts ``bos`` before a text."""
+    for part in _components(post_processor):
+        single = part.get("single")
+        if part.get("type") == "TemplateProcessing" and isinstance(single, list) and single:
+            first = single[0].get("SpecialToken") if isinstance(single[0], dict) else None
+            if isinstance(first, dict) and first.get("id") == bos:
+                return True
+    return False
+
+
+def _build_encoder(spec: dict[str, Any], model: dict[str, Any], hidden: set[str]) -> LibraryEncoder:
+    """The file's own pipeline, less what would turn text into control tokens."""
+    vocab = {text: token_id for text, token_id in model["vocab"].items() if text not in hidden}
+    merges = [merge for merge in model.get("merges") or () if hidden.isdisjoint(_merge_texts(merge))]
+    plain = {
+        **spec,
+        "added_tokens": [],
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+        "model": {**model, "vocab": vocab, "merges": merges, "dropout": None},
+    }
+    if model.get("unk_token") in hidden:
+        plain["model"]["unk_token"] = None
+    first = load_pipeline(plain)
+    pre_tokenizer = spec.get("pre_tokenizer")
+    if isinstance(pre_tokenizer, dict) and pre_tokenizer.get("prepend_scheme") == "first":
+        return LibraryEncoder(
+            first, load_pipeline({**plain, "pre_tokenizer": {**pre_tokenizer, "prepend_scheme": "never"}})
+        )
+    return LibraryEncoder(first)
+
+
+def _merge_texts(merge: Any) -> tuple[str, ...]:
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+        raise ModelFileError(f"merge {merge!r:.80} in tokenizer.json is not two tokens")
+    return parts[0], parts[1], parts[0] + parts[1]
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelFileError(f"chat_template.jinja is not UTF-8: {error}") from error
+    value = config.get("chat_template")
+    if isinstance(value, list):  # [{"name": "default", "template": ...}, ...]
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    if value is not None and not isinstance(value, str):
+        raise ModelFileError(f"chat_template in tokenizer_config.json is {value!r:.80}, not text")
+    return value
