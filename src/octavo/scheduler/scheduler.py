@@ -1,0 +1,475 @@
+"""The scheduler: one plan per step, made of pure decisions. ``docs/scheduling.md`` states its rules."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from octavo.core.config import EngineConfig
+from octavo.core.errors import InvalidRequest, PromptTooLong
+from octavo.core.plan import Admission, FinishReason, SampledToken, ScheduledChunk, StepPlan, StepResult, TokenEvent
+from octavo.core.request import Request
+from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.memory.prefix_tree import Match
+from octavo.scheduler.chunk_sizer import (
+    AdaptiveChunkSizer,
+    ChunkSizer,
+    FixedChunkSizer,
+    StepBudget,
+    StepSituation,
+)
+from octavo.scheduler.cost_model import StepLoad
+from octavo.scheduler.policy import FcfsPolicy, QueuePolicy, by_rank, make_policy
+from octavo.scheduler.sequence import Sequence, SequenceView
+
+# Why a waiting request is not admitted. The first two let those behind it go first: they wait for a running sequence,
+# not for a resource that others could take from them.
+SHARED_PREFIX = "shared_prefix_in_flight"
+FORK_PARENT = "fork_parent"
+MEMORY = "memory"
+BUDGET = "budget"
+SLOTS = "max_num_seqs"
+
+DECODE = (1, "decode")
+
+
+class _Draft:
+    """The plan being made."""
+
+    def __init__(self, step_id: int, now: float) -> None:
+        self.step_id = step_id
+        self.now = now
+        self.placed: dict[Sequence, tuple[int, str]] = {}  # tokens to run, and why so many
+        self.admitted: list[Admission] = []
+        self.preempted: list[str] = []
+        self.waiting_for: dict[str, str] = {}
+
+    def place(self, seq: Sequence, num_tokens: int, reason: str) -> None:
+        """``seq`` runs this many prefill tokens."""
+        self.placed[seq] = (num_tokens, reason)
+        seq.progress_s = self.now
+
+
+class Scheduler:
+    """Owns all sequences and, through its ``manager``, all KV blocks.
+
+    The engine calls ``plan``, runs it, then ``apply`` (or ``fail_step``), with nothing in between; ``add`` and
+    ``finish`` come between steps. Calling out of turn raises ``RuntimeError``. Time is only ever what ``plan`` is given
+    and what a ``StepResult`` reports, so a recorded workload replays to the same decisions.
+    """
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        *,
+        policy: QueuePolicy | None = None,
+        sizer: ChunkSizer | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int | None = None,
+        max_prefill_wait_s: float = 5.0,
+    ) -> None:
+        """max_num_batched_tokens: positions per step; max_model_len: prompt plus output, None: what the pool holds."""
+        self.manager = manager
+        self._policy = policy or FcfsPolicy()
+        self._sizer = sizer or FixedChunkSizer(512)
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._max_prefill_wait_s = max_prefill_wait_s
+        self._sequences: dict[str, Sequence] = {}
+        self._groups: dict[str, list[Sequence]] = {}  # forks of one prompt, in order of arrival
+        self._running: list[Sequence] = []  # sorted by rank: the policy's order
+        self._impossible: dict[str, str] = {}  # request -> why it can never run
+        self._step_id = 0
+        self._open_plan: StepPlan | None = None
+        self._load = StepLoad()  # of the open plan
+        self._prefill_tokens = 0
+        self._short: tuple[Sequence, int] | None = None  # who did not fit, and the blocks that there were for it
+        self._held_up: Sequence | None = None  # the queue's head, if nothing but the token budget keeps it waiting
+        self._blocked_s = float("-inf")  # when admission last stopped for another reason
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, num_blocks: int, max_model_len: int) -> Scheduler:
+        """The scheduler that ``config`` wishes for, over a pool of ``num_blocks`` blocks."""
+        target_s = None if config.target_itl_ms is None else config.target_itl_ms / 1000.0
+        sizer: ChunkSizer
+        if config.chunking == "fixed":
+            sizer = FixedChunkSizer(config.chunk_size)
+        else:
+            sizer = AdaptiveChunkSizer(config.block_size, target_s)
+        return cls(
+            KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching),
+            policy=make_policy(config.policy, aging_s=config.aging_s, quantum=config.block_size),
+            sizer=sizer,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            max_prefill_wait_s=config.max_prefill_wait_s,
+        )
+
+    # Requests in and out, between steps
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._sequences or self._impossible)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._policy.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def sequences(self) -> tuple[SequenceView, ...]:
+        """Every unfinished sequence, in order of arrival."""
+        return tuple(SequenceView.of(seq) for seq in self._sequences.values())
+
+    def add(self, request: Request) -> None:
+        """Queue a request. One that no pool state could ever satisfy ends with the next plan (``StepPlan.failed``)."""
+        self._check_between_steps("add")
+        if request.request_id in self._sequences or request.request_id in self._impossible:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use; choose another")
+        if not request.prompt_token_ids:
+            raise InvalidRequest("the prompt is empty; it needs at least one token", param="prompt")
+        length = len(request.prompt_token_ids) + request.max_tokens
+        if self._max_model_len is not None and length > self._max_model_len:
+            raise PromptTooLong(
+                f"prompt and max_tokens make {length} tokens but max_model_len is {self._max_model_len}; "
+                "shorten the prompt or lower max_tokens"
+            )
+        seq = Sequence(request)
+        needed = self.manager.blocks_for(seq.capacity_tokens)
+        if needed > self.manager.num_blocks:
+            self._impossible[request.request_id] = (
+                f"the request needs {needed} KV blocks but the pool has {self.manager.num_blocks}; "
+                "raise kv_cache_memory or lower max_tokens"
+            )
+            return
+        group = self._groups.get(seq.group, [])
+        for first in (member.request for member in group[:1]):
+            if (first.prompt_token_ids, first.cache_salt) != (request.prompt_token_ids, request.cache_salt):
+                raise InvalidRequest(f"fork {request.request_id!r} has another prompt or salt than {seq.group!r}")
+        self._sequences[request.request_id] = seq
+        self._groups[seq.group] = [*group, seq]
+        self._policy.add(seq)
+
+    def finish(
+        self, request_id: str, finish_reason: FinishReason, stop_reason: int | str | None = None
+    ) -> TokenEvent | None:
+        """End a request from outside (abort, stop string). None if it is unknown or has ended already."""
+        self._check_between_steps("finish")
+        seq = self._sequences.get(request_id)
+        if seq is not None:
+            self._end(seq)
+        elif self._impossible.pop(request_id, None) is None:
+            return None
+        return TokenEvent(request_id=request_id, finish_reason=finish_reason, stop_reason=stop_reason)
+
+    # The step
+
+    def plan(self, now: float) -> StepPlan:
+        """Decide the next step. ``now``: seconds on the clock of ``Request.arrival_s``. No chunks: nothing to run."""
+        self._check_between_steps("plan")
+        self._step_id += 1
+        evicted_before = self.manager.num_evicted
+        failed = tuple(self._impossible.items())
+        self._impossible.clear()
+        draft = _Draft(self._step_id, now)
+        self._place_decodes(draft)
+        budget = self._begin_budget(draft)
+        if budget is not None:
+            self._place_prefills(draft, budget)
+            if not draft.preempted:  # else there is no room, and the victim would be the first to return
+                self._admit(draft, budget)
+        self._load = _load_of(draft.placed)
+        self._prefill_tokens = 0 if budget is None else budget.spent
+        size = self.manager.block_size
+        chunks = [seq.chunk(n, reason, size) for seq, (n, reason) in draft.placed.items()]
+        if self._prefill_tokens:
+            chunks.sort(key=lambda chunk: len(chunk.token_ids) > 1)
+        self._open_plan = StepPlan(
+            step_id=self._step_id,
+            chunks=tuple(chunks),
+            admitted=tuple(draft.admitted),
+            preempted=tuple(draft.preempted),
+            waiting_for=draft.waiting_for,
+            evicted=self.manager.num_evicted - evicted_before,
+            budget=None if budget is None else budget.facts(),
+            block_copies=self.manager.take_copies(),
+            failed=failed,
+            num_waiting=self.num_waiting,
+            num_running=len(self._running),
+            free_blocks=self.manager.num_available,
+        )
+        return self._open_plan
+
+    def apply(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Take in what came of ``plan``: commit blocks, append tokens, end what is done.
+
+        Also for a plan without chunks. ``plan.failed`` and the chunks in ``result.failed`` end with "error".
+        """
+        events = self._close_plan(plan)
+        sequences, tokens, failed = self._sequences, result.tokens, result.failed
+        for i, chunk in enumerate(plan.chunks):
+            if failed and i in failed:
+                why = "the model returned numbers that are not finite"
+                events.append(self._fail(chunk.request_id, why, suspect=True))
+                continue
+            logprobs = result.prompt_logprobs[i] if chunk.want_logprobs else ()
+            event = self._advance(sequences[chunk.request_id], chunk, tokens[i], logprobs)
+            if event is not None:
+                events.append(event)
+        self.manager.end_step()
+        if plan.chunks:
+            self._sizer.observe(self._load, self._prefill_tokens, result.duration_s)
+        return events
+
+    def fail_step(self, plan: StepPlan, why: str) -> list[TokenEvent]:
+        """Running ``plan`` raised: end the requests of its chunks with "error", commit nothing, go on with the rest."""
+        events = self._close_plan(plan)
+        events += [self._fail(chunk.request_id, why) for chunk in plan.chunks]
+        self.manager.end_step()
+        return events
+
+    # Planning: what runs already
+
+    def _place_decodes(self, draft: _Draft) -> None:
+        """Give every running sequence that lacks only its last token its slot, in policy order."""
+        size, left = self.manager.block_size, self._max_num_batched_tokens
+        for seq in tuple(self._running):
+            table, end = seq.table, len(seq.tokens)
+            if left == 0:
+                break
+            if table is None or seq.num_computed + 1 < end:
+                continue  # preempted a moment ago, or in the middle of its prompt
+            if table.num_blocks * size >= end or self._make_room(seq, end, draft):
+                draft.placed[seq] = DECODE
+                left -= 1
+
+    def _place_prefills(self, draft: _Draft, budget: StepBudget) -> None:
+        """Continue the chunks in progress, in policy order."""
+        for seq in tuple(self._running):
+            if seq.table is None or seq in draft.placed:
+                continue
+            start = seq.num_computed
+            wanted, reason = budget.allow(start, seq.remaining)
+            if wanted <= 0:
+                break
+            num_tokens = self._make_room(seq, start + wanted, draft) - start
+            if num_tokens <= 0:
+                continue  # preempted itself
+            budget.spend(start, num_tokens)
+            draft.place(seq, num_tokens, reason if num_tokens == wanted else MEMORY)
+
+    def _make_room(self, seq: Sequence, end: int, draft: _Draft) -> int:
+        """Blocks for positions ``[0, end)``, or for at least one that is not computed yet -> positions covered.
+
+        Preempts until that is so; 0 if it was ``seq``'s turn to give way.
+        """
+        table = seq.table
+        while table is not None:
+            covered = self.manager.grow(table, end)
+            if covered > seq.num_computed:
+                return covered
+            assert len(self._running) > 1, "a request that fits in the pool ran dry alone"
+            self._preempt(self._policy.victim(self._running), draft)
+            table = seq.table
+        return 0
+
+    def _preempt(self, victim: Sequence, draft: _Draft) -> None:
+        """Give up the victim's blocks and its place in this plan; its whole blocks stay cached while there is room."""
+        draft.placed.pop(victim, None)
+        assert victim.table is not None
+        self.manager.release(victim.table)
+        self._running.remove(victim)
+        victim.table = None
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        victim.progress_s = draft.now
+        self._policy.requeue(victim)
+        draft.preempted.append(victim.request_id)
+
+    def _begin_budget(self, draft: _Draft) -> StepBudget | None:
+        """The prefill budget beside the decodes placed; None if there is nothing to prefill."""
+        decodes = len(draft.placed)
+        waiting = [seq.progress_s for seq in self._running if seq not in draft.placed]
+        if not waiting and not self.num_waiting:
+            return None
+        head = self._held_up
+        if head is not None and head.table is None and head.request_id in self._sequences:
+            waiting.append(max(head.progress_s, self._blocked_s))
+        waited_s = draft.now - min(waiting, default=draft.now)
+        return self._sizer.begin(
+            StepSituation(
+                decodes=_load_of(draft.placed),
+                hard_limit=self._max_num_batched_tokens - decodes,
+                spare_blocks=max(self.manager.num_available - decodes, 0),
+                num_waiting=self.num_waiting,
+                max_num_seqs=self._max_num_seqs,
+                overdue=waited_s > self._max_prefill_wait_s,
+            )
+        )
+
+    # Planning: who joins
+
+    def _admit(self, draft: _Draft, budget: StepBudget) -> None:
+        """Admit waiting requests in policy order, until one has to wait for a resource.
+
+        Nobody overtakes that one: a large request would starve behind small ones that always fit.
+        """
+        self._held_up = None
+        for seq in self._policy.candidates():
+            why = self._try_admit(seq, draft, budget) if len(self._running) < self._max_num_seqs else SLOTS
+            if why is None:
+                continue
+            draft.waiting_for[seq.request_id] = why
+            if why in (SHARED_PREFIX, FORK_PARENT):
+                seq.progress_s = draft.now
+                continue
+            if why == BUDGET:
+                self._held_up = seq
+            else:
+                self._blocked_s = draft.now
+            return
+
+    def _try_admit(self, seq: Sequence, draft: _Draft, budget: StepBudget) -> str | None:
+        """Admit ``seq`` with its first chunk -> None, or why not."""
+        manager, length = self.manager, len(seq.tokens)
+        owed = sum(manager.blocks_for(len(r.tokens)) - r.table.num_blocks for r in self._running if r.table is not None)
+        reserve = owed + len(self._running)
+        room = manager.num_available - reserve
+        if self._short is not None and self._short[0] is seq and room <= self._short[1]:
+            return MEMORY  # no room was gained since it last did not fit: spare the lookup
+        match = self._match(seq)
+        if isinstance(match, str):
+            return match
+        if not manager.fits(match, length, reserve):
+            self._short = (seq, room)
+            return MEMORY
+        wanted, _ = budget.allow(match.num_tokens, length - match.num_tokens)
+        if wanted <= 0:
+            return BUDGET
+        self._short = None
+        seq.table, cached = manager.open(match, seq.tokens, seq.capacity_tokens, seq.request.cache_salt)
+        wanted, reason = budget.allow(cached, length - cached)  # cached: less than matched if there was no room to copy
+        wanted = max(wanted, 1)
+        num_tokens = manager.grow(seq.table, cached + wanted) - cached
+        assert num_tokens > 0, "an admitted sequence has no block for its first token"
+        budget.spend(cached, num_tokens)
+        self._policy.remove(seq)
+        insort(self._running, seq, key=by_rank)
+        draft.place(seq, num_tokens, reason if num_tokens == wanted else MEMORY)
+        seq.num_computed = cached
+        seq.admitted_step = draft.step_id
+        if seq.cached_tokens is None:
+            seq.cached_tokens = cached
+            self._policy.admitted(seq, length - cached)
+        if match.reason not in ("forked", "prompt logprobs", "off"):
+            manager.count_lookup(seq.lookup_limit, cached)
+        facts = {**match.facts, "preemptions": seq.num_preemptions}
+        draft.admitted.append(
+            Admission(request_id=seq.request_id, cached_tokens=cached, miss_reason=match.reason, facts=facts)
+        )
+        return None
+
+    def _match(self, seq: Sequence) -> Match | str:
+        """What ``seq`` can share, or what it has to wait for."""
+        if seq.awaiting is not None:
+            if self.manager.is_in_flight(seq.awaiting):
+                return SHARED_PREFIX
+            seq.awaiting = None
+        limit, prompt_computed = seq.lookup_limit, seq.prompt_len - 1
+        if limit == 0 and seq.next_prompt_logprob < seq.prompt_len:
+            return Match(reason="prompt logprobs")
+        donor: Sequence | None = None
+        if limit >= prompt_computed:
+            siblings = [other for other in self._groups[seq.group] if other.table is not None]
+            ready = (o for o in siblings if o.num_computed >= prompt_computed and o.admitted_step != self._step_id)
+            donor = next(ready, None)
+            if donor is None and siblings and not seq.num_preemptions:
+                return FORK_PARENT
+        if donor is not None and donor.table is not None and limit == prompt_computed:
+            return self.manager.fork(donor.table, prompt_computed)
+        match = self.manager.lookup(seq.tokens, limit, seq.request.cache_salt)
+        if donor is not None and donor.table is not None and match.num_tokens < prompt_computed:
+            return self.manager.fork(donor.table, prompt_computed)
+        if match.reason == "in flight":
+            seq.awaiting = match.next_hash
+            return SHARED_PREFIX
+        return match
+
+    # Applying
+
+    def _advance(
+        self, seq: Sequence, chunk: ScheduledChunk, token: SampledToken | None, logprobs: tuple[SampledToken, ...]
+    ) -> TokenEvent | None:
+        """One chunk has run."""
+        start = seq.num_computed
+        end = seq.num_computed = start + len(chunk.token_ids)
+        size = self.manager.block_size
+        if end // size > start // size:
+            assert seq.table is not None
+            self.manager.commit(seq.table, seq.tokens, end)
+        if chunk.want_logprobs:
+            seq.next_prompt_logprob = chunk.want_logprobs.stop
+        if end < len(seq.tokens):
+            return TokenEvent(request_id=chunk.request_id, prompt_logprobs=logprobs) if logprobs else None
+        if seq.draws:
+            assert token is not None, f"the runner drew no token for {chunk.request_id!r} and did not call it failed"
+            finish_reason, stop_reason = seq.append(token.token_id)
+            self._policy.drew(seq)
+        else:
+            finish_reason, stop_reason = "length", None
+        if finish_reason is not None:
+            self._end(seq)
+        return TokenEvent(
+            request_id=chunk.request_id,
+            token=token,
+            prompt_logprobs=logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
+
+    def _end(self, seq: Sequence, *, suspect: bool = False) -> None:
+        """Forget a sequence and give its blocks back; ``suspect`` ones leave the cache too."""
+        if seq.table is None:
+            self._policy.remove(seq)
+        else:
+            self.manager.release(seq.table, suspect=suspect)
+            self._running.remove(seq)
+            seq.table = None
+        self._policy.ended(seq)
+        del self._sequences[seq.request_id]
+        group = self._groups[seq.group]
+        group.remove(seq)
+        if not group:
+            del self._groups[seq.group]
+
+    def _fail(self, request_id: str, why: str, *, suspect: bool = False) -> TokenEvent:
+        self._end(self._sequences[request_id], suspect=suspect)
+        return TokenEvent(request_id=request_id, finish_reason="error", stop_reason=why)
+
+    def _close_plan(self, plan: StepPlan) -> list[TokenEvent]:
+        """``plan`` has run -> the events of requests that could never run."""
+        if plan is not self._open_plan:
+            raise RuntimeError(f"step {plan.step_id} is not the plan being run; apply or fail each plan once")
+        self._open_plan = None
+        return [
+            TokenEvent(request_id=request_id, finish_reason="error", stop_reason=why) for request_id, why in plan.failed
+        ]
+
+    def _check_between_steps(self, call: str) -> None:
+        if self._open_plan is not None:
+            raise RuntimeError(f"{call}() inside step {self._open_plan.step_id}; apply or fail its plan first")
+
+
+def _load_of(placed: dict[Sequence, tuple[int, str]]) -> StepLoad:
+    """The work in these chunks."""
+    tokens = kv_tokens = pairs = 0
+    for seq, (n, _) in placed.items():
+        start = seq.num_computed
+        tokens += n
+        kv_tokens += start + n
+        pairs += n * start + n * (n + 1) // 2
+    return StepLoad(tokens, kv_tokens, pairs)

@@ -1,0 +1,165 @@
+"""One request's progress. Only the scheduler writes here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.core.plan import FinishReason, ScheduledChunk
+from octavo.core.request import Request
+from octavo.memory.block_table import BlockTable
+
+NO_POSITIONS = range(0)
+SequenceState = Literal["waiting", "running", "preempted"]
+
+
+class Sequence:
+    """Known tokens and how far their KV is computed. Running if and only if it has a block table.
+
+    ```
+    tokens   0 ............ num_computed ............ num_tokens
+             KV in the blocks       still to run; the last one's logits draw the next
+    ```
+    """
+
+    __slots__ = (
+        "admitted_step",
+        "awaiting",
+        "banned",
+        "cached_tokens",
+        "draws",
+        "needs_history",
+        "next_prompt_logprob",
+        "num_computed",
+        "num_preemptions",
+        "prepaid",
+        "progress_s",
+        "prompt_len",
+        "rank",
+        "request",
+        "stream",
+        "table",
+        "tokens",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.tokens: list[int] = list(request.prompt_token_ids)
+        self.prompt_len = len(request.prompt_token_ids)
+        self.num_computed = 0
+        self.table: BlockTable | None = None
+        self.admitted_step = -1  # step of the latest admission
+        self.cached_tokens: int | None = None  # what the first admission found; None before it
+        self.num_preemptions = 0
+        self.awaiting: int | None = None  # hash of a block that a running sequence will bring
+        self.rank: tuple[float, int] = (0.0, 0)  # place in the policy's order; the policy writes it
+        self.prepaid = 0  # output tokens charged beforehand; "fair" writes it
+        self.progress_s = request.arrival_s  # since when only the token budget holds it up
+        # of the request, looked up every step
+        self.stream = request.stream
+        self.draws = request.max_tokens > 0
+        self.needs_history = request.sampling.needs_history
+        self.banned = tuple(sorted(request.stop_token_ids)) if request.sampling.min_tokens > 0 else ()
+        # first position whose prompt logprob is still owed; prompt_len: none
+        self.next_prompt_logprob = 1 if request.sampling.prompt_logprobs is not None else self.prompt_len
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def group(self) -> str:
+        """Forks of one prompt share it."""
+        return self.request.fork_of or self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Positions to run before the next token can be drawn."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Positions that can ever be run: the last token drawn never is."""
+        return self.prompt_len + max(self.request.max_tokens - 1, 0)
+
+    @property
+    def lookup_limit(self) -> int:
+        """Positions that may come from a cache: the last one is always run, and owed prompt logprobs need theirs."""
+        limit = len(self.tokens) - 1
+        return limit if self.next_prompt_logprob >= self.prompt_len else min(limit, self.next_prompt_logprob - 1)
+
+    @property
+    def state(self) -> SequenceState:
+        if self.table is not None:
+            return "running"
+        return "preempted" if self.num_preemptions else "waiting"
+
+    def chunk(self, num_tokens: int, reason: str, block_size: int) -> ScheduledChunk:
+        """The record of its next ``num_tokens`` positions. Views the table and the tokens, copies neither."""
+        assert self.table is not None
+        tokens, start, request = self.tokens, self.num_computed, self.request
+        end = start + num_tokens
+        draws = self.draws and end == len(tokens)
+        owed = NO_POSITIONS
+        if self.next_prompt_logprob < self.prompt_len:
+            owed = range(max(start + 1, self.next_prompt_logprob), min(end + 1, self.prompt_len))
+        too_early = draws and self.banned and self.num_output < request.sampling.min_tokens
+        return ScheduledChunk(
+            request_id=request.request_id,
+            start=start,
+            token_ids=tokens[start:end],
+            block_ids=self.table.head(-(-end // block_size)),
+            draw=request.sampling if draws else None,
+            stream=self.stream,
+            history=tokens if owed or (draws and self.needs_history) else (),
+            prompt_len=self.prompt_len,
+            banned_token_ids=self.banned if too_early else (),
+            want_logprobs=owed,
+            num_prompt_logprobs=request.sampling.prompt_logprobs or 0,
+            reason=reason,
+        )
+
+    def append(self, token_id: int) -> tuple[FinishReason | None, int | None]:
+        """One more output token -> (finish reason, the caller's stop token), None and None if it goes on."""
+        self.tokens.append(token_id)
+        request, num_output = self.request, self.num_output
+        if token_id in request.stop_token_ids and num_output >= request.sampling.min_tokens:
+            return "stop", token_id if token_id in request.sampling.stop_token_ids else None
+        return ("length" if num_output >= request.max_tokens else None), None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceView:
+    """A sequence as it stands between two steps, for debugging."""
+
+    request_id: str
+    state: SequenceState
+    client: str
+    num_tokens: int
+    prompt_len: int
+    num_computed_tokens: int
+    num_blocks: int
+    cached_tokens: int
+    num_preemptions: int
+
+    @classmethod
+    def of(cls, seq: Sequence) -> SequenceView:
+        return cls(
+            request_id=seq.request_id,
+            state=seq.state,
+            client=seq.request.client,
+            num_tokens=seq.num_tokens,
+            prompt_len=seq.prompt_len,
+            num_computed_tokens=seq.num_computed,
+            num_blocks=len(seq.table) if seq.table is not None else 0,
+            cached_tokens=seq.cached_tokens or 0,
+            num_preemptions=seq.num_preemptions,
+        )

@@ -1,0 +1,227 @@
+"""The tree against the obvious model: a set of token prefixes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from octavo.memory.block_pool import BlockPool
+from octavo.memory.prefix_tree import Node, PrefixTree, common_head
+
+SIZE = 3
+TOKENS = st.lists(st.integers(0, 2), max_size=13)
+SALTS = st.sampled_from([b"", b"a"])
+
+
+def add(tree: PrefixTree, pool: BlockPool, tokens: list[int], salt: bytes = b"") -> list[int]:
+    """Cache the whole blocks of ``tokens`` as a sequence that has ended -> their blocks."""
+    node: Node | None = None
+    blocks = []
+    tree.tick()
+    for i in range(len(tokens) // SIZE):
+        key = tuple(tokens[i * SIZE : (i + 1) * SIZE])
+        child = tree.child(node, key, salt)
+        if child is None:
+            block = pool.allocate()
+            child = tree.insert(node, key, block, salt)
+            pool.release(block)
+            tree.released(block)
+        node = child
+        blocks.append(child.block)
+    return blocks
+
+
+def longest_head(cached: set[tuple[bytes, tuple[int, ...]]], tokens: list[int], salt: bytes) -> int:
+    return max((common_head(path, tokens) for other, path in cached if other == salt), default=0)
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Prefixes are cached, found, held, let go and evicted in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(12)
+        self.tree = PrefixTree(self.pool, SIZE)
+        self.held: list[tuple[int, ...]] = []
+
+    def cached(self) -> set[tuple[bytes, tuple[int, ...]]]:
+        paths = set()
+        for node in self.tree.nodes():
+            path, at = (), node
+            while at.parent is not None:
+                path, at = at.tokens + path, at.parent
+            paths.add((node.salt, path))
+        return paths
+
+    @rule(tokens=TOKENS, salt=SALTS)
+    def cache(self, tokens: list[int], salt: bytes) -> None:
+        needed = len(tokens) // SIZE
+        while self.pool.num_free < needed:
+            if not self.tree.evict():
+                return
+        before = self.cached()
+        add(self.tree, self.pool, tokens, salt)
+        heads = {(salt, tuple(tokens[: i * SIZE])) for i in range(1, needed + 1)}
+        assert self.cached() == before | heads
+
+    @rule(tokens=TOKENS.filter(bool), salt=SALTS, cut=st.integers(0, 13))
+    def find(self, tokens: list[int], salt: bytes, cut: int) -> None:
+        limit = min(cut, len(tokens))
+        match = self.tree.find(tokens, limit, salt)
+        assert match.num_tokens == longest_head(self.cached(), tokens[:limit], salt)
+        assert len(match.blocks) == match.num_tokens // SIZE
+        assert (match.copy_from is not None) == (match.num_tokens % SIZE > 0)
+        assert (match.reason == "end of prompt") == (match.num_tokens == limit)
+        held = [node for node in self.tree.nodes() if node.block in match.blocks]
+        assert sorted(match.blocks, key=lambda b: self.tree.node_of(b).depth) == list(match.blocks)  # type: ignore[union-attr]
+        assert len(held) == len(match.blocks)
+
+    @rule(tokens=TOKENS.filter(bool), salt=SALTS)
+    def hold(self, tokens: list[int], salt: bytes) -> None:
+        match = self.tree.find(tokens, len(tokens), salt)
+        self.tree.tick()
+        for block in match.blocks:
+            self.pool.retain(block)
+            self.tree.retained(block)
+        self.held.append(match.blocks)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        blocks = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.tree.tick()
+        for block in reversed(blocks):
+            self.pool.release(block)
+            self.tree.released(block)
+
+    @rule()
+    def evict(self) -> None:
+        pinned = {block for blocks in self.held for block in blocks}
+        before, free = self.cached(), self.pool.num_free
+        done = self.tree.evict()
+        assert done == (len(before) > len(pinned))
+        assert self.pool.num_free == free + done
+        gone = before - self.cached()
+        assert len(gone) == done
+        leaves = {path for path in before if not any(o[0] == path[0] and o[1][:-SIZE] == path[1] for o in before)}
+        assert gone <= leaves, "a prefix was evicted before what hangs on it"
+
+    @invariant()
+    def is_consistent(self) -> None:
+        self.pool.check_integrity()
+        self.tree.check_integrity()
+        held = {block for blocks in self.held for block in blocks}
+        assert all(self.tree.contains(block) for block in held), "a held block was evicted"
+        assert self.tree.num_unreferenced == self.tree.num_nodes - len(held)
+
+
+TestTree = TreeMachine.TestCase
+TestTree.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def make_tree(num_blocks: int = 20) -> tuple[PrefixTree, BlockPool]:
+    pool = BlockPool(num_blocks)
+    return PrefixTree(pool, SIZE), pool
+
+
+def test_the_least_recently_used_prefix_dies_first_and_from_its_tail() -> None:
+    tree, pool = make_tree()
+    a = add(tree, pool, [1, 1, 1, 2, 2, 2, 3, 3, 3])
+    b = add(tree, pool, [5, 5, 5, 6, 6, 6])
+    order = []
+    for _ in range(5):
+        assert tree.evict()
+        order.append(pool._free[-1])
+    assert order == [a[2], a[1], a[0], b[1], b[0]]
+    assert not tree.evict()
+
+
+def test_using_a_prefix_again_makes_it_recent() -> None:
+    tree, pool = make_tree()
+    a, b = add(tree, pool, [1, 1, 1]), add(tree, pool, [5, 5, 5])
+    tree.tick()
+    pool.retain(a[0])
+    tree.retained(a[0])
+    tree.tick()
+    pool.release(a[0])
+    tree.released(a[0])
+    tree.evict()
+    assert tree.contains(a[0])
+    assert not tree.contains(b[0])
+
+
+def test_a_lookup_says_why_it_ended() -> None:
+    tree, pool = make_tree(3)
+    add(tree, pool, [1, 2, 3, 4, 5, 6])
+    find = tree.find
+    assert find([1, 2, 3, 4, 5, 6, 7], 6, b"").reason == "end of prompt"
+    assert find([1, 2, 3, 4, 5, 9], 5, b"").reason == "end of prompt"
+    other = find([1, 2, 3, 4, 8, 6, 7], 6, b"")
+    assert (other.reason, other.num_tokens) == ("diverged", 4)
+    assert other.facts == {"position": 4, "token": 8, "nearest": (5, 6)}
+    assert find([1, 2, 3, 4, 5, 6, 7, 8], 7, b"").reason == "never seen"
+    assert find([1, 2, 3], 2, b"salt").reason == "never seen"
+    add(tree, pool, [9, 9, 9])
+    tree.evict()
+    gone = find([1, 2, 3, 4, 5, 6, 7], 6, b"")
+    assert (gone.reason, gone.num_tokens) == ("evicted", 3)
+
+
+def test_a_salt_hides_everything_cached_under_another() -> None:
+    tree, pool = make_tree()
+    add(tree, pool, [1, 2, 3, 4, 5, 6], b"alice")
+    assert tree.find([1, 2, 3, 4, 5, 6, 7], 6, b"alice").num_tokens == 6
+    assert tree.find([1, 2, 3, 4, 5, 6, 7], 6, b"bob").num_tokens == 0
+    assert tree.find([1, 2, 3, 4, 5, 6, 7], 6, b"").num_tokens == 0
+
+
+def test_forgotten_salts_leave_nothing_behind() -> None:
+    tree, pool = make_tree(4)
+    for i in range(100):
+        if not pool.num_free:
+            tree.evict()
+        add(tree, pool, [1, 2, 3], str(i).encode())
+    tree.check_integrity()
+    assert len(tree._roots) == 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=SIZE, max_size=SIZE), max_size=8), st.lists(st.integers(0, 3)))
+def test_the_nearest_child_shares_the_longest_head(children: list[list[int]], wanted: list[int]) -> None:
+    tree, pool = make_tree()
+    for tokens in children:
+        add(tree, pool, tokens)
+    wanted = wanted[:SIZE]
+    best = max((common_head(tokens, wanted) for tokens in children), default=0)
+    assert tree.find([*wanted, 0], len(wanted), b"").num_tokens == best
+
+
+def test_the_tree_counts_its_depth() -> None:
+    tree, pool = make_tree()
+    assert tree.depth == 0
+    add(tree, pool, [1, 1, 1, 2, 2, 2, 3, 3, 3])
+    add(tree, pool, [4, 4, 4])
+    assert tree.depth == 3
+    tree.evict()
+    assert tree.depth == 2
+
+
+@pytest.mark.parametrize("damage", ["order", "count", "depth", "dead"])
+def test_integrity_finds_damage(damage: str) -> None:
+    tree, pool = make_tree()
+    blocks = add(tree, pool, [1, 1, 1, 2, 2, 2])
+    add(tree, pool, [1, 1, 1, 3, 3, 3])
+    node = tree.node_of(blocks[0])
+    assert node is not None
+    if damage == "order":
+        node.keys.reverse()
+    elif damage == "count":
+        tree.num_unreferenced += 1
+    elif damage == "depth":
+        node.depth = 7
+    else:
+        node.alive = False
+    with pytest.raises(AssertionError):
+        tree.check_integrity()

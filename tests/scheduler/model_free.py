@@ -1,0 +1,219 @@
+"""A stand-in for the model, to test schedules without one.
+
+A KV slot holds a number that depends on every token up to its position (and on the request's cache salt), as real KV
+does, and the next token is a hash of all those numbers *read back through the block table*. A wrong block, a stale one,
+a dropped copy or a write into somebody else's block changes the tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from octavo.core.plan import SampledToken, ScheduledChunk, StepPlan, StepResult, TokenEvent
+from octavo.core.request import Request, mix64
+from octavo.core.sampling_params import SamplingParams
+from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.scheduler.chunk_sizer import ChunkSizer, FixedChunkSizer, StepBudget, StepSituation
+from octavo.scheduler.scheduler import Scheduler
+
+VOCAB = 7  # small, so that unrelated sequences often agree for a while
+
+
+def kv_number(before: int, token: int, position: int) -> int:
+    """What the slot of ``token`` at ``position`` holds after the slot before it held ``before``."""
+    return hash((before, token, position))
+
+
+def salt_number(salt: bytes) -> int:
+    """Stands before position 0, so that KV from under another salt is wrong. (Python's hash of bytes is randomised.)"""
+    return int.from_bytes(salt, "little")
+
+
+def drawn_token(context: Sequence[int], stream: int, banned: Sequence[int]) -> int:
+    """The next token: a function of every slot of the context and of the request's random stream."""
+    number = hash((tuple(context), stream))
+    allowed = [token for token in range(VOCAB) if token not in banned]
+    return allowed[mix64(number & 0xFFFFFFFFFFFFFFFF) % len(allowed)]
+
+
+def prompt_logprob(context: Sequence[int], token: int) -> SampledToken:
+    return SampledToken(token_id=token, logprob=-(hash((tuple(context), token)) % 1000) / 100)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a request must get, computed with no scheduler, no blocks and no batch."""
+
+    tokens: list[int]
+    finish_reason: str
+    stop_reason: int | None
+    prompt_logprobs: list[SampledToken]
+
+
+def compute_alone(request: Request) -> Expected:
+    tokens, kv = list(request.prompt_token_ids), []
+    number = salt_number(request.cache_salt)
+    for position, token in enumerate(tokens):
+        number = kv_number(number, token, position)
+        kv.append(number)
+    logprobs = []
+    if request.sampling.prompt_logprobs is not None:
+        logprobs = [prompt_logprob(kv[:p], tokens[p]) for p in range(1, len(tokens))]
+    output: list[int] = []
+    while len(output) < request.max_tokens:
+        banned = request.stop_token_ids if len(output) < request.sampling.min_tokens else ()
+        token = drawn_token(kv, request.stream, sorted(banned))
+        output.append(token)
+        number = kv_number(number, token, len(kv))
+        kv.append(number)
+        if token in request.stop_token_ids and len(output) >= request.sampling.min_tokens:
+            return Expected(output, "stop", token if token in request.sampling.stop_token_ids else None, logprobs)
+    return Expected(output, "length", None, logprobs)
+
+
+class StepCrash(Exception):
+    """What a backend raises when a whole step goes wrong."""
+
+
+class ModelFreeRunner:
+    """Executes plans on slots that hold numbers. Free blocks are filled with junk after every step."""
+
+    def __init__(self, manager: KVCacheManager, rng: random.Random) -> None:
+        self.manager = manager
+        self.size = manager.block_size
+        self.rng = rng
+        self.junk = [[-1 - block] * self.size for block in range(manager.num_blocks)]
+        self.blocks = [list(junk) for junk in self.junk]
+        self.salts: dict[str, bytes] = {}
+
+    def poison_free_blocks(self) -> None:
+        for block in self.manager._pool._free:
+            self.blocks[block][:] = self.junk[block]
+
+    def execute(self, plan: StepPlan, *, failed: Sequence[int] = (), crash: bool = False) -> StepResult:
+        copies = list(plan.block_copies)
+        assert not {src for src, _, _ in copies} & {dst for _, dst, _ in copies}, "copies depend on their order"
+        self.rng.shuffle(copies)
+        for src, dst, num_tokens in copies:
+            assert 0 < num_tokens < self.size
+            self.blocks[dst] = self.blocks[src][:num_tokens] + self.junk[dst][num_tokens:]
+        self.check_writers(plan)
+        broken = range(len(plan.chunks)) if crash else failed
+        for i, chunk in enumerate(plan.chunks):
+            self.write(chunk, broken=i in broken)
+        if crash:
+            raise StepCrash
+        outcomes = [self.read(chunk) for chunk in plan.chunks]
+        return StepResult(
+            step_id=plan.step_id,
+            tokens=tuple(None if i in failed else token for i, (token, _) in enumerate(outcomes)),
+            prompt_logprobs=tuple(logprobs for _, logprobs in outcomes),
+            failed=tuple(failed),
+            forward_s=0.01 + 0.001 * sum(len(chunk.token_ids) for chunk in plan.chunks),
+        )
+
+    def check_writers(self, plan: StepPlan) -> None:
+        """No block that one sequence writes in this step is visible to another."""
+        tables = [list(chunk.block_ids) for chunk in plan.chunks]
+        written = [set(t[c.start // self.size :]) for t, c in zip(tables, plan.chunks, strict=True)]
+        for i, blocks in enumerate(written):
+            for j, table in enumerate(tables):
+                assert i == j or not blocks & set(table), f"{blocks & set(table)} written by one, seen by another"
+
+    def write(self, chunk: ScheduledChunk, *, broken: bool) -> None:
+        number = salt_number(self.salts[chunk.request_id])
+        if chunk.start:
+            block, offset = divmod(chunk.start - 1, self.size)
+            number = self.blocks[chunk.block_ids[block]][offset]
+        for position, token in enumerate(chunk.token_ids, chunk.start):
+            number = self.rng.getrandbits(60) if broken else kv_number(number, token, position)
+            block, offset = divmod(position, self.size)
+            self.blocks[chunk.block_ids[block]][offset] = number
+
+    def read(self, chunk: ScheduledChunk) -> tuple[SampledToken | None, tuple[SampledToken, ...]]:
+        context = [number for block in chunk.block_ids for number in self.blocks[block]][: chunk.end]
+        assert len(context) == chunk.end, "the block table does not cover the chunk"
+        logprobs = tuple(prompt_logprob(context[:p], chunk.history[p]) for p in chunk.want_logprobs)
+        if chunk.draw is None:
+            return None, logprobs
+        return SampledToken(token_id=drawn_token(context, chunk.stream, chunk.banned_token_ids)), logprobs
+
+
+class RandomChunkSizer(ChunkSizer):
+    """Any number of prefill tokens from 1 on: whatever a real sizer might choose."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def begin(self, situation: StepSituation) -> StepBudget:
+        return StepBudget(min(self.rng.choice((1, 2, 3, 5, 8, 13, 100)), situation.hard_limit), "random")
+
+
+SIZE = 4  # block size of a Driver
+
+
+def request(
+    request_id: str, prompt: list[int] | int, max_tokens: int = 4, *, arrival_s: float = 0.0, **more: object
+) -> Request:
+    """A request; an int for the prompt means that many tokens that nobody else has."""
+    if isinstance(prompt, int):
+        prompt = [1_000 * (crc32(request_id.encode()) % 1_000_000) + i for i in range(prompt)]
+    sampling = more.pop("sampling", SamplingParams())
+    assert isinstance(sampling, SamplingParams)
+    fields: dict[str, object] = {
+        "request_id": request_id,
+        "prompt_token_ids": tuple(prompt),
+        "sampling": sampling,
+        "max_tokens": max_tokens,
+        "stop_token_ids": frozenset(sampling.stop_token_ids),
+        "seed": 0,
+        "arrival_s": arrival_s,
+        **more,
+    }
+    return Request(**fields)  # type: ignore[arg-type]
+
+
+class Driver:
+    """A scheduler, its model-free runner, and what came out."""
+
+    def __init__(self, num_blocks: int = 64, *, chunk_size: int = 512, **more: object) -> None:
+        more.setdefault("sizer", FixedChunkSizer(chunk_size))
+        self.scheduler = Scheduler(KVCacheManager(num_blocks, SIZE), **more)  # type: ignore[arg-type]
+        self.runner = ModelFreeRunner(self.scheduler.manager, random.Random(0))
+        self.events: list[TokenEvent] = []
+        self.plans: list[StepPlan] = []
+        self.now = 0.0
+
+    def add(self, *requests: Request) -> None:
+        for new in requests:
+            self.runner.salts[new.request_id] = new.cache_salt
+            self.scheduler.add(new)
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.plan(self.now)
+        self.events += self.scheduler.apply(plan, self.runner.execute(plan))
+        self.scheduler.manager.check_integrity()
+        self.plans.append(plan)
+        self.now += 0.01
+        return plan
+
+    def run(self) -> None:
+        while self.scheduler.has_unfinished:
+            self.step()
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [e.token.token_id for e in self.events if e.request_id == request_id and e.token is not None]
+
+    def end(self, request_id: str) -> TokenEvent:
+        (event,) = [e for e in self.events if e.request_id == request_id and e.finish_reason is not None]
+        return event
+
+    def lengths(self, plan: StepPlan) -> dict[str, int]:
+        return {chunk.request_id: len(chunk.token_ids) for chunk in plan.chunks}
+
+    def computed(self, request_id: str) -> int:
+        """Positions run for it, over all plans."""
+        return sum(self.lengths(plan).get(request_id, 0) for plan in self.plans)

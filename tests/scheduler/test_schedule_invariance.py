@@ -1,0 +1,286 @@
+"""Promise 1, without a model: what a request gets does not depend on how it was scheduled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from model_free import VOCAB, ModelFreeRunner, RandomChunkSizer, StepCrash, compute_alone
+
+from octavo.core.plan import SampledToken, TokenEvent
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.memory.block_pool import BlockPool
+from octavo.memory.block_table import BlockTable
+from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.memory.prefix_tree import PrefixTree
+from octavo.scheduler.chunk_sizer import AdaptiveChunkSizer, FixedChunkSizer
+from octavo.scheduler.policy import make_policy
+from octavo.scheduler.scheduler import Scheduler
+
+NUM_SCHEDULES = 300
+
+
+@dataclass
+class Schedule:
+    """One random life of a scheduler: requests arrive, are aborted, fail, and all must come out as computed alone."""
+
+    seed: int
+    rng: random.Random = field(init=False)
+    ended: dict[str, TokenEvent] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[SampledToken]] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng = self.rng = random.Random(self.seed)
+        self.size = rng.choice((1, 2, 3, 4, 4, 8))
+        self.longest = rng.choice((12, 20, 40))
+        fits_longest = -(-self.longest // self.size)
+        num_blocks = fits_longest + rng.choice((0, 1, 2, fits_longest // 2, fits_longest, 2 * fits_longest))
+        manager = KVCacheManager(num_blocks, self.size, enable_prefix_caching=rng.random() < 0.9)
+        sizer = rng.choice(
+            (RandomChunkSizer(rng), FixedChunkSizer(rng.randint(1, 20)), AdaptiveChunkSizer(self.size, 0.02))
+        )
+        self.scheduler = Scheduler(
+            manager,
+            policy=make_policy(rng.choice(("fcfs", "priority", "fair")), aging_s=0.5, quantum=self.size),
+            sizer=sizer,
+            max_num_seqs=rng.choice((1, 3, 8, 16, 16)),
+            max_num_batched_tokens=rng.choice((1, 6, 20, 50, 100)),
+            max_model_len=None,
+            max_prefill_wait_s=0.3,
+        )
+        self.runner = ModelFreeRunner(manager, rng)
+        stems = [[rng.randrange(VOCAB) for _ in range(self.longest)] for _ in range(3)]
+        self.inbox = [group for i in range(rng.randint(1, 4)) for group in self.random_requests(i, stems)]
+        self.inbox.sort(key=lambda group: group[0].arrival_s)
+
+    def random_requests(self, number: int, stems: list[list[int]]) -> list[list[Request]]:
+        """A prompt with 1 to 4 answers, and sometimes the same again."""
+        rng = self.rng
+        shared = rng.randint(0, self.longest // 2)
+        prompt = rng.choice(stems)[:shared] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 4))]
+        prompt = prompt[: self.longest - 1]
+        max_tokens = rng.randint(0, self.longest - len(prompt))
+        max_tokens += (rng.random() < 0.02) * 100  # can never fit
+        stop = frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 0, 0, 1))))
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=rng.randint(0, max_tokens // 2),
+            stop_token_ids=tuple(token for token in stop if rng.random() < 0.5),
+            prompt_logprobs=0 if rng.random() < 0.15 else None,
+        )
+        salt = rng.choice((b"", b"", b"", b"a"))
+        groups = []
+        for repeat in range(rng.choice((1, 1, 2))):
+            arrival_s = rng.random() / 2
+            first = f"{number}.{repeat}.0"
+            groups.append(
+                [
+                    Request(
+                        request_id=f"{number}.{repeat}.{choice}",
+                        prompt_token_ids=tuple(prompt),
+                        sampling=sampling,
+                        max_tokens=max_tokens,
+                        stop_token_ids=stop,
+                        seed=number,
+                        arrival_s=arrival_s,
+                        priority=rng.randint(-2, 2) if choice == 0 else 0,
+                        client=rng.choice("AB"),
+                        cache_salt=salt,
+                        choice_index=choice,
+                        fork_of=first if choice else None,
+                    )
+                    for choice in range(rng.choice((1, 1, 2, 4)))
+                ]
+            )
+        return groups
+
+    def run(self) -> None:
+        now = 0.0
+        for _ in range(20_000):
+            if not (self.inbox or self.scheduler.has_unfinished):
+                break
+            while self.inbox and (self.inbox[0][0].arrival_s <= now or not self.scheduler.has_unfinished):
+                for request in self.inbox.pop(0):
+                    self.requests[request.request_id] = request
+                    self.runner.salts[request.request_id] = request.cache_salt
+                    self.scheduler.add(request)
+            self.step(now)
+            now += 0.05
+            if self.rng.random() < 0.05 and self.requests:
+                victim = self.rng.choice(sorted(self.requests))
+                self.take([event] if (event := self.scheduler.finish(victim, "abort")) else [])
+                self.runner.poison_free_blocks()
+                self.scheduler.manager.check_integrity()
+        self.check_end()
+
+    def step(self, now: float) -> None:
+        if not self.scheduler.has_unfinished:
+            return
+        plan = self.scheduler.plan(now)
+        assert plan.chunks or plan.failed, f"seed {self.seed}: nothing runs but {plan.waiting_for} wait"
+        lengths = [len(chunk.token_ids) for chunk in plan.chunks]
+        assert sorted(lengths, key=lambda n: n > 1) == lengths
+        assert sum(lengths) <= self.scheduler._max_num_batched_tokens
+        self.count(preempted=len(plan.preempted), copies=len(plan.block_copies), evicted=plan.evicted)
+        for admission in plan.admitted:
+            self.count(cached_tokens=admission.cached_tokens, forked=admission.miss_reason == "forked")
+        self.count(herd_waits="shared_prefix_in_flight" in plan.waiting_for.values())
+        failed: list[int] = []
+        if plan.chunks and self.rng.random() < 0.01:
+            failed = [self.rng.randrange(len(plan.chunks))]
+        try:
+            result = self.runner.execute(plan, failed=failed, crash=self.rng.random() < 0.005)
+        except StepCrash:
+            self.take(self.scheduler.fail_step(plan, "the step crashed"))
+        else:
+            self.take(self.scheduler.apply(plan, result))
+        self.runner.poison_free_blocks()
+        if self.rng.random() < 0.1:
+            self.scheduler.manager.check_integrity()
+
+    def take(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            assert event.request_id not in self.ended, f"{event.request_id} goes on after its end"
+            if event.token is not None:
+                self.tokens.setdefault(event.request_id, []).append(event.token.token_id)
+            self.logprobs.setdefault(event.request_id, []).extend(event.prompt_logprobs)
+            if event.finish_reason is not None:
+                self.ended[event.request_id] = event
+                self.count(**{event.finish_reason: 1})
+
+    def count(self, **news: int) -> None:
+        for name, number in news.items():
+            self.counts[name] = self.counts.get(name, 0) + number
+
+    def check_end(self) -> None:
+        assert set(self.ended) == set(self.requests), f"seed {self.seed}: not every request ended"
+        self.scheduler.manager.check_integrity()
+        stats = self.scheduler.manager.stats()
+        assert stats.pinned_blocks == 0
+        assert stats.free_blocks + stats.cached_blocks == stats.num_blocks
+        assert not self.scheduler.manager._in_flight
+        for request_id, request in self.requests.items():
+            where = f"seed {self.seed}, request {request_id}"
+            expected, end = compute_alone(request), self.ended[request_id]
+            tokens, logprobs = self.tokens.get(request_id, []), self.logprobs.get(request_id, [])
+            if end.finish_reason in ("abort", "error"):  # what came before was right
+                assert tokens == expected.tokens[: len(tokens)], where
+                assert logprobs == expected.prompt_logprobs[: len(logprobs)], where
+            else:
+                assert tokens == expected.tokens, where
+                assert logprobs == expected.prompt_logprobs, where
+                assert (end.finish_reason, end.stop_reason) == (expected.finish_reason, expected.stop_reason), where
+
+
+def run_schedules(seeds: range) -> dict[str, int]:
+    """Run them -> how often what happened in all."""
+    total: dict[str, int] = {}
+    for seed in seeds:
+        schedule = Schedule(seed)
+        schedule.run()
+        for name, number in schedule.counts.items():
+            total[name] = total.get(name, 0) + number
+    return total
+
+
+def test_tokens_do_not_depend_on_chunking_batching_prefix_hits_or_preemption() -> None:
+    total = run_schedules(range(NUM_SCHEDULES))
+    # The schedules did what the name says, often.
+    for name in ("preempted", "copies", "evicted", "cached_tokens", "forked", "herd_waits", "abort", "error", "stop"):
+        assert total[name] >= NUM_SCHEDULES // 4, f"{name} happened only {total[name]} times"
+
+
+@pytest.mark.slow
+def test_tokens_do_not_depend_on_five_thousand_more_schedules() -> None:
+    run_schedules(range(NUM_SCHEDULES, NUM_SCHEDULES + 5_000))
+
+
+# The test's own teeth: each bug below, planted, must make it fail, with the bookkeeping's self-checks switched off.
+
+
+def hand_out_a_block_twice(patch: pytest.MonkeyPatch) -> None:
+    allocate, calls = BlockPool.allocate, [0]
+
+    def planted(pool: BlockPool) -> int:
+        block = allocate(pool)
+        calls[0] += 1
+        if calls[0] % 20 == 0:
+            pool._free.append(block)
+        return block
+
+    patch.setattr(BlockPool, "allocate", planted)
+
+
+def cache_without_holding(patch: pytest.MonkeyPatch) -> None:
+    """The tree forgets to take its reference: the block is freed with its sequence, yet found later."""
+    insert = PrefixTree.insert
+
+    def planted(tree: PrefixTree, node: object, tokens: tuple[int, ...], block: int, salt: bytes) -> object:
+        child = insert(tree, node, tokens, block, salt)  # type: ignore[arg-type]
+        tree._pool.release(block)
+        return child
+
+    patch.setattr(PrefixTree, "insert", planted)
+    patch.setattr(BlockPool, "release", lambda pool, block: release_leniently(pool, block))
+
+
+def release_leniently(pool: BlockPool, block: int) -> int:
+    if pool._refs[block] > 0:
+        pool._refs[block] -= 1
+        if pool._refs[block] == 0:
+            pool._free.append(block)
+    return pool._refs[block]
+
+
+def evict_what_is_in_use(patch: pytest.MonkeyPatch) -> None:
+    """Shared blocks are not pinned by those that share them."""
+    patch.setattr(KVCacheManager, "_retain", lambda manager, block: None)
+    patch.setattr(BlockPool, "release", lambda pool, block: release_leniently(pool, block))
+
+
+def drop_the_copies(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KVCacheManager, "take_copies", lambda manager: ())
+
+
+def cache_one_block_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A block that is not full yet enters the tree."""
+    commit = KVCacheManager.commit
+
+    def planted(manager: KVCacheManager, table: BlockTable, tokens: list[int], num_computed: int) -> None:
+        end = min(num_computed + manager.block_size, len(tokens), len(table) * manager.block_size)
+        commit(manager, table, tokens, end)
+
+    patch.setattr(KVCacheManager, "commit", planted)
+
+
+def share_under_any_salt(patch: pytest.MonkeyPatch) -> None:
+    find, insert, child = PrefixTree.find, PrefixTree.insert, PrefixTree.child
+    patch.setattr(PrefixTree, "find", lambda tree, tokens, limit, salt: find(tree, tokens, limit, b""))
+    patch.setattr(PrefixTree, "insert", lambda tree, node, key, block, salt: insert(tree, node, key, block, b""))
+    patch.setattr(PrefixTree, "child", lambda tree, node, key, salt: child(tree, node, key, b""))
+
+
+PLANTED = [
+    hand_out_a_block_twice,
+    cache_without_holding,
+    evict_what_is_in_use,
+    drop_the_copies,
+    cache_one_block_too_early,
+    share_under_any_salt,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_makes_the_schedules_fail(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    monkeypatch.setattr(KVCacheManager, "check_integrity", lambda manager: None)
+    with pytest.raises(AssertionError):
+        run_schedules(range(NUM_SCHEDULES))
