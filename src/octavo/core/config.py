@@ -10,6 +10,7 @@ from octavo.core.errors import ConfigError
 Policy = Literal["fcfs", "priority", "fair"]
 Chunking = Literal["adaptive", "fixed"]
 StepMode = Literal["mixed", "split"]
+Numerics = Literal["exact", "fast"]
 
 
 def _wish(default: Any, doc: str, *, low: float | None = None, high: float | None = None, unit: str = "") -> Any:
@@ -39,7 +40,14 @@ class EngineConfig:
     model: str = _wish("smollm2-135m", "Alias, hub id, folder or path of a .gguf file.")
     backend: Literal["auto", "torch", "native"] = _wish("auto", "Who computes.")
     device: Literal["auto", "cpu", "mps", "cuda"] = _wish("auto", "Device of the torch backend.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _wish("auto", "Type of activations and KV cache.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _wish("auto", "Type of activations on the torch backend.")
+    numerics: Numerics = _wish(
+        "exact",
+        "native: a row's result depends on that row alone, to the last bit; fast may choose the kernel by batch size.",
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = _wish(
+        "auto", "Type of the KV cache; auto: bfloat16 on the native backend, dtype on torch."
+    )
     threads: int | None = _wish(None, "Compute threads; auto: the cores this process may use.", low=1, high=1024)
     max_model_len: int | None = _wish(
         None, "Longest sequence, prompt plus output; auto: what the model and the KV pool allow.", low=1, unit="tokens"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.core.plan import FinishReason, SampledToken
+from octavo.core.records import hot_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Timings:
     total_s: float  # arrival to end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_record
 class RequestOutput:
     """News of one sequence: what is new since the last one, and on the last one how it ended."""
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo.core.records import hot_record
 from octavo.core.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_record
 class ScheduledChunk:
     """Run positions ``[start, start + len(token_ids))`` of one sequence. There is no prefill/decode flag."""
 
@@ -71,7 +72,7 @@ class StepPlan:
     free_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_record
 class SampledToken:
     """One token with its log-probability under the raw logits (natural log)."""
 
@@ -99,7 +100,7 @@ class StepResult:
         return self.build_s + self.forward_s + self.sample_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_record
 class TokenEvent:
     """What a step meant for one request: a token, prompt logprobs, an end, or several of these."""
 

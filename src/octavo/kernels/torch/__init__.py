@@ -1,0 +1,1 @@
+"""The PyTorch backend: eager, readable, any torch device; the oracle of the tests."""

@@ -1,0 +1,153 @@
+"""The torch backend: any device that torch has, eager, readable; the oracle of the other backends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from octavo.core.errors import ConfigError
+from octavo.core.model_config import ModelConfig
+from octavo.core.plan import SampledToken
+from octavo.kernels.base import Backend, Draw, KVCacheLayout, Model, ModelInput, StepOutput, WeightUse
+from octavo.kernels.torch.ops import Planes, RotationTable, TorchOps, layer_planes
+from octavo.kernels.torch.sampling import row_logprobs, sample
+from octavo.kernels.weight_tensor import WeightTensor
+
+TARGET_SLICE_BYTES = 32 << 20  # logits of prompt-logprob rows that exist at a time
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class TorchBackend(Backend):
+    """Runs each op at once on ``device``; activations, matrices and KV in ``dtype``.
+
+    KV cache: [layers, 2, blocks, block_size, kv_heads, head_dim], allocated and untouched until written.
+    Scheduling changes a row's rounding (a matrix product of another shape adds in another order), so tokens are equal
+    within the dtype's tolerance whatever the schedule; bit for bit is the native backend's promise.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self, config: ModelConfig, *, device: str = "auto", dtype: str = "auto", threads: int | None = None
+    ) -> None:
+        """Raises ``ConfigError`` for a device that this machine or this torch does not have.
+
+        threads: compute threads on the CPU; process-wide, since torch has one pool. None leaves torch's own choice.
+        """
+        self.device = _resolve_device(device)
+        self.dtype = _resolve_dtype(dtype, self.device)
+        self.kv_dtype = self.dtype
+        self.fingerprint = f"torch-{torch.__version__}-{self.device}-{self.dtype}"
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.threads = torch.get_num_threads()
+        self._dtype = DTYPES[self.dtype]
+        self._config = config
+        self._rotations = RotationTable(config, self.device)
+        self._layout: KVCacheLayout | None = None
+        self._kv_cache = torch.empty(0)
+        self._planes: Planes = []
+        self._model: Model | None = None
+
+    def pack(self, tensor: WeightTensor, uses: frozenset[WeightUse]) -> torch.Tensor:
+        """Dequantise to the backend's dtype, row-major; norm gains stay float32, as the norm's arithmetic is."""
+        dtype = torch.float32 if uses == {"norm"} else self._dtype
+        return torch.from_numpy(tensor.to_float32()).to(self.device, dtype)
+
+    def kv_bytes_per_token(self, config: ModelConfig) -> int:
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
+
+    def allocate_kv_cache(self, layout: KVCacheLayout) -> int:
+        shape = (layout.num_layers, 2, layout.num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        try:
+            self._kv_cache = torch.empty(shape, dtype=self._dtype, device=self.device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises the base class
+            size = torch.Size(shape).numel() * self._dtype.itemsize
+            raise ConfigError(
+                f"a KV cache of {size:,} bytes does not fit on {self.device}; lower --kv-cache-memory, "
+                f"--max-num-seqs or --max-model-len"
+            ) from error
+        self._layout, self._planes = layout, layer_planes(self._kv_cache)
+        return self._kv_cache.nbytes
+
+    def bind(self, model: Model, *, max_tokens: int, max_seqs: int) -> None:
+        """Take the model. Nothing is sized ahead, torch allocates per step: the bounds only guard against our bugs."""
+        self._model, self._max_tokens, self._max_seqs = model, max_tokens, max_seqs
+
+    @torch.inference_mode()
+    def run(self, step: ModelInput, draws: Sequence[Draw], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
+        assert self._model is not None, "bind() comes first"
+        assert self._layout is not None, "allocate_kv_cache() comes first"
+        assert len(step.token_ids) <= self._max_tokens
+        assert len(step.context_lens) <= self._max_seqs
+        assert len(step.logit_rows) == len(draws) + len(targets)
+        started = time.perf_counter()
+        self._copy_blocks(step)
+        ops = TorchOps(step, self._planes, self._layout, self._rotations, self.device)
+        hidden = self._model.hidden(ops)
+        logits = self._model.head(ops, hidden[: len(draws)]) if draws else None
+        self._synchronize()
+        forward_done = time.perf_counter()
+        tokens = sample(logits, draws) if logits is not None else []
+        logprobs = self._target_logprobs(ops, hidden[len(draws) :], targets)
+        return StepOutput(
+            tokens=tokens,
+            row_logprobs=logprobs,
+            forward_s=forward_done - started,
+            sample_s=time.perf_counter() - forward_done,
+        )
+
+    def close(self) -> None:
+        """Let go of the KV cache and the model."""
+        self._kv_cache, self._planes, self._model, self._layout = torch.empty(0), [], None, None
+
+    def _copy_blocks(self, step: ModelInput) -> None:
+        for source, destination, num_tokens in step.copies.tolist():
+            self._kv_cache[:, :, destination, :num_tokens] = self._kv_cache[:, :, source, :num_tokens]
+
+    def _target_logprobs(
+        self, ops: TorchOps, hidden: torch.Tensor, targets: Sequence[tuple[int, int]]
+    ) -> list[SampledToken | None]:
+        """In slices: logits of a whole prompt would be [prompt, vocab], gigabytes."""
+        assert self._model is not None
+        rows = max(1, TARGET_SLICE_BYTES // (4 * self._config.vocab_size))
+        found: list[SampledToken | None] = []
+        for start in range(0, len(targets), rows):
+            logits = self._model.head(ops, hidden[start : start + rows])
+            found += row_logprobs(logits, targets[start : start + rows])
+        return found
+
+    def _synchronize(self) -> None:
+        """Wait for the device, so that forward_s means the forward pass."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        elif self.device == "mps":
+            torch.mps.synchronize()
+
+
+def _resolve_device(wish: str) -> str:
+    available = {"cpu": True, "mps": torch.backends.mps.is_available(), "cuda": torch.cuda.is_available()}
+    if wish == "auto":
+        return next(device for device in ("cuda", "mps", "cpu") if available[device])
+    if not available.get(wish, False):
+        have = ", ".join(device for device, there in available.items() if there)
+        raise ConfigError(f"device is {wish!r} but torch {torch.__version__} here has only {have}; use --device auto")
+    return wish
+
+
+def _resolve_dtype(wish: str, device: str) -> str:
+    """auto: float32 on the CPU (the oracle; without AMX or AVX-512 BF16 narrower types are also slower), bfloat16 on
+    cuda, and on mps from macOS 14, the first whose MPS has it; float32 on older ones.
+    """
+    if wish != "auto":
+        if wish not in DTYPES:
+            raise ConfigError(f"dtype is {wish!r} but must be auto, {', '.join(DTYPES)}")
+        if wish == "bfloat16" and device == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
+            raise ConfigError("dtype bfloat16 on mps needs macOS 14 or newer; use --dtype float16")
+        return wish
+    if device == "cpu" or (device == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0)):
+        return "float32"
+    return "bfloat16"

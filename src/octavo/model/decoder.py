@@ -1,0 +1,29 @@
+"""From a weight file to a model: which tensors there must be, what each is for, packing each once."""
+
+from __future__ import annotations
+
+from octavo.core.errors import ModelFileError
+from octavo.core.model_config import ModelConfig
+from octavo.kernels.base import Backend, Model
+from octavo.model.registry import build_model, find_architecture
+from octavo.model.weights.base import WeightSource
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Canonical name -> shape of every tensor that a file of this model must hold, and no others."""
+    return {name: spec.shape for name, spec in find_architecture(config.architecture).tensors(config).items()}
+
+
+def load(source: WeightSource, backend: Backend) -> Model:
+    """Pack every tensor of ``source`` once and build the model.
+
+    Raises ``ModelFileError`` for an unknown architecture, a missing tensor or one of another shape. Tensors are read
+    one by one, so that beside the packed weights only one tensor is in memory at a time.
+    """
+    weights = {}
+    for name, spec in find_architecture(source.config.architecture).tensors(source.config).items():
+        tensor = source.tensor(name)
+        if tensor.shape != spec.shape:
+            raise ModelFileError(f"tensor {name} has shape {tensor.shape} but the config asks for {spec.shape}")
+        weights[name] = backend.pack(tensor, spec.uses)
+    return build_model(source.config, weights)

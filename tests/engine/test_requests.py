@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.config import EngineConfig, ResolvedConfig
+from octavo.core.errors import InvalidRequest, PromptTooLong
+from octavo.core.request import Request, uniform
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.requests import make_requests
+
+CONFIG = ResolvedConfig(
+    wish=EngineConfig(), model_path="", model_name="toy", backend="", device="", dtype="", kv_dtype="", threads=1,
+    max_model_len=100, max_num_seqs=4, block_size=16, num_blocks=10, kv_cache_bytes=0, vocab_size=50,
+    eos_token_ids=frozenset({2}), system_fingerprint="",
+)  # fmt: skip
+
+
+def make(prompt: list[int], n: int = 1, **sampling: object) -> list[Request]:
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    return make_requests(CONFIG, prompt, params, request_id="r", arrival_s=0.0, n=n)
+
+
+def test_open_ends_are_resolved() -> None:
+    (request,) = make([1, 2, 3], stop_token_ids=(7,))
+    assert request.max_tokens == 97
+    assert request.stop_token_ids == {2, 7}
+    (request,) = make([1], ignore_eos=True, max_tokens=0)
+    assert (request.max_tokens, request.stop_token_ids) == (0, frozenset())
+
+
+def test_a_seed_is_kept_and_a_missing_one_is_drawn_anew() -> None:
+    assert make([1], seed=5)[0].stream == make([1], seed=5)[0].stream
+    assert make([1])[0].seed != make([1])[0].seed
+    assert 0 <= make([1], seed=-1)[0].seed < 2**64
+
+
+def test_n_sequences_are_forks_of_the_first_with_streams_of_their_own() -> None:
+    requests = make([1, 2], n=3, seed=1, prompt_logprobs=1)
+    assert [r.fork_of for r in requests] == [None, "r", "r"]
+    assert len({r.request_id for r in requests}) == len({r.stream for r in requests}) == 3
+    assert [r.sampling.prompt_logprobs for r in requests] == [1, None, None]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "error", "words"),
+    [
+        ([], {}, InvalidRequest, "no tokens"),
+        ([50], {}, InvalidRequest, "token id 50"),
+        ([-1], {}, InvalidRequest, "token id -1"),
+        ([1] * 101, {}, PromptTooLong, "maximum context length is 100"),
+        ([1] * 100, {}, PromptTooLong, "maximum context length is 100"),
+        ([1] * 60, {"max_tokens": 41}, PromptTooLong, "need 101"),
+        ([1], {"logit_bias": ((50, 1.0),)}, InvalidRequest, "logit_bias has token id 50"),
+        ([1], {"stop_token_ids": (99,)}, InvalidRequest, "stop_token_ids"),
+        ([1] * 98, {"min_tokens": 3}, InvalidRequest, "min_tokens is 3"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    prompt: list[int], sampling: dict[str, object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make(prompt, **sampling)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -2),
+        ("top_k", 1.5), ("min_p", 2.0), ("repetition_penalty", 0.0), ("presence_penalty", 3.0), ("logprobs", 21),
+        ("max_tokens", -1), ("seed", 2**64), ("dry_allowed_length", 0), ("temperature", True), ("temperature", 10**400), ("top_p", 10**400), ("stop", ("",)),
+        ("stop", ("x",) * 17), ("allowed_token_ids", ()), ("bad_words_token_ids", ((),)),
+        ("logit_bias", ((1, float("nan")),)),
+    ],
+)  # fmt: skip
+def test_a_parameter_out_of_range_is_named(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match=field.removesuffix("_token_ids").split("_ids")[0]):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+def test_uniform_numbers_are_a_pure_function_and_look_uniform() -> None:
+    assert uniform(1, 2) == uniform(1, 2)
+    assert uniform(1, 2) != uniform(1, 2, 1)
+    draws = [uniform(12345, position) for position in range(20_000)]
+    assert all(0.0 <= u < 1.0 for u in draws)
+    counts = [sum(low <= u < low + 0.1 for u in draws) for low in (i / 10 for i in range(10))]
+    chi_square = sum((count - 2000) ** 2 / 2000 for count in counts)
+    assert chi_square < 27.9, "99.9 % quantile with 9 degrees of freedom"

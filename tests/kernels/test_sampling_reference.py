@@ -1,0 +1,156 @@
+"""The written-out stages against hand-made rows, and their edge rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.core.request import uniform
+from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.base import Draw
+from octavo.kernels.reference import sampling as ref
+
+INF = np.float32(np.inf)
+
+
+def row(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+def kept(z: np.ndarray) -> list[int]:
+    return np.flatnonzero(z > -INF).tolist()
+
+
+def log(*weights: float) -> np.ndarray:
+    return np.log(np.array(weights)).astype(np.float32)
+
+
+def test_bias_of_one_token_given_twice_adds_up():
+    assert ref.add_logit_bias(row(0, 1, 2), [(1, 0.5), (1, 0.25)]).tolist() == [0, 1.75, 2]
+
+
+def test_a_bad_word_is_stopped_at_its_last_token_even_if_the_prompt_began_it():
+    assert ref.forbidden_tokens([5, 6, 7], [(6, 7, 8), (7, 9), (1,), (6, 2)], [3]) == {8, 9, 1, 3}
+    assert ref.forbidden_tokens([], [(6, 7)], []) == frozenset()
+
+
+def test_a_mask_outlives_a_bias():
+    draw = Draw(
+        params=SamplingParams(logit_bias=((1, 100.0),), allowed_token_ids=(0, 1), temperature=0.0),
+        stream=0,
+        position=0,
+        banned_token_ids=(1,),
+    )
+    assert kept(ref.adjust(row(0, 0, 0), draw)) == [0]
+
+
+def test_repetition_divides_positive_and_multiplies_negative_logits_once_per_token():
+    assert ref.repetition_penalty(row(2, -2, 2), [0, 1, 0], 2.0).tolist() == [1, -4, 2]
+
+
+def test_output_penalties_count_occurrences():
+    assert ref.output_penalties(row(0, 0, 0), [0, 0, 2], 0.5, 0.25).tolist() == [-1.25, 0, -0.75]
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        ([1, 2, 3, 1, 2], {3: 1.0}),  # "1 2" repeats, 3 would make it three
+        ([1, 2, 3, 4, 1, 2, 3], {4: 2.0}),
+        ([5, 5, 5, 5], {5: 2.0}),
+        ([1, 2, 3, 9, 2], {}),  # one token is under the allowed length
+        ([1, 7, 3, 1, 7], {}),  # 7 breaks sequences
+        ([7, 1, 3, 7, 1], {}),  # and is not reached across
+        ([], {}),
+        ([1], {}),
+    ],
+)
+def test_dry_penalises_what_would_lengthen_the_longest_repeat(history, expected):
+    params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2, dry_sequence_breaker_ids=(7,))
+    x = ref.dry_penalty(np.zeros(10, np.float32), history, params)
+    assert {int(i): float(-x[i]) for i in np.flatnonzero(x)} == expected
+
+
+def test_dry_looks_back_no_further_than_it_is_told():
+    history = [1, 2, 3, 8, 8, 1, 2]
+    for last_n, hit in [(-1, [3]), (7, [3]), (6, []), (0, [])]:
+        params = SamplingParams(dry_multiplier=1.0, dry_penalty_last_n=last_n)
+        assert np.flatnonzero(ref.dry_penalty(np.zeros(9, np.float32), history, params)).tolist() == hit
+
+
+def test_top_k_takes_the_lowest_ids_of_equals():
+    assert kept(ref.keep_top_k(row(1, 3, 2, 2, 2), 3)) == [1, 2, 3]
+    assert kept(ref.keep_top_k(row(1, 3, 2), 0)) == [0, 1, 2]
+    assert kept(ref.keep_top_k(row(1, 3, 2), 99)) == [0, 1, 2]
+
+
+def test_top_p_takes_the_smallest_set_that_reaches_p_and_at_least_one():
+    z = row(0, 0, 0, 0)  # four quarters
+    assert kept(ref.keep_top_p(z, 0.5)) == [0, 1]
+    assert kept(ref.keep_top_p(z, 0.51)) == [0, 1, 2]
+    assert kept(ref.keep_top_p(z, 1e-9)) == [0]
+    assert kept(ref.keep_top_p(z, 1.0)) == [0, 1, 2, 3]
+
+
+def test_min_p_is_relative_to_the_likeliest():
+    assert kept(ref.keep_min_p(log(0.6, 0.3, 0.05, 0.05), 0.4)) == [0, 1]
+    assert kept(ref.keep_min_p(row(1, 1, 0), 1.0)) == [0, 1]
+
+
+def test_typical_prefers_tokens_near_the_entropy_over_the_likeliest():
+    # entropy of (0.5, 5 x 0.1) is 1.498 nats; surprise of 0.5 is 0.69 and of 0.1 is 2.30: both off by 0.80
+    z = log(0.4, 0.2, 0.2, 0.1, 0.1)  # entropy 1.47: 0.2 is nearest (1.61), then 0.4 (0.92), then 0.1 (2.30)
+    assert kept(ref.keep_typical(z, 0.3)) == [1, 2]
+    assert kept(ref.keep_typical(z, 0.7)) == [0, 1, 2]
+
+
+def test_xtc_leaves_the_least_likely_of_those_above_the_threshold():
+    z = log(0.4, 0.3, 0.2, 0.1)
+    assert kept(ref.exclude_top_choices(z, 0.15)) == [2, 3]
+    assert kept(ref.exclude_top_choices(z, 0.35)) == [0, 1, 2, 3]
+    assert kept(ref.exclude_top_choices(row(0, 0, -INF), 0.0)) == [1]
+
+
+def test_the_draw_is_the_first_id_whose_cumulative_weight_exceeds_u():
+    z = log(0.25, 0.25, 0.5)
+    assert [ref.inverse_cdf(z, u) for u in (0.0, 0.2499, 0.2501, 0.51, 1 - 2**-53)] == [0, 0, 1, 2, 2]
+    assert ref.inverse_cdf(row(-INF, 0, -INF, 0, -INF), 1 - 2**-53) == 3
+    assert ref.inverse_cdf(row(-INF, 0, -INF), 0.0) == 1
+
+
+def test_a_row_that_is_not_finite_or_wholly_masked_draws_nothing():
+    draw = Draw(params=SamplingParams(), stream=1, position=2)
+    for bad in (np.nan, np.inf, -np.inf):
+        assert ref.sample(row(0, bad, 0), draw) is None
+    nothing = Draw(params=SamplingParams(allowed_token_ids=(1,)), stream=1, position=2, banned_token_ids=(1,))
+    assert ref.sample(row(0, 1, 2), nothing) is None
+
+
+def test_temperature_zero_takes_the_first_maximum_after_the_penalties():
+    draw = Draw(
+        params=SamplingParams(temperature=0.0, repetition_penalty=2.0), stream=1, position=2, history=[2], prompt_len=1
+    )
+    token = ref.sample(row(1.5, 1.5, 2), draw)
+    assert token is not None
+    assert token.token_id == 0
+
+
+def test_a_temperature_near_zero_neither_overflows_nor_differs_from_greedy():
+    draw = Draw(params=SamplingParams(temperature=1e-300), stream=1, position=2)
+    token = ref.sample(row(1e30, -1e30, 0), draw)
+    assert token is not None
+    assert token.token_id == 0
+
+
+def test_reported_logprobs_are_of_the_raw_row_with_ties_to_the_lowest_id():
+    draw = Draw(params=SamplingParams(temperature=0.0, logit_bias=((3, 50.0),), logprobs=2), stream=1, position=2)
+    token = ref.sample(row(0, 0, 0, -1), draw)
+    assert token is not None
+    total = np.log(3 + np.exp(-1))
+    assert token.token_id == 3
+    assert token.logprob == pytest.approx(-1 - total)
+    assert token.top == ((0, pytest.approx(-total)), (1, pytest.approx(-total)))
+
+
+def test_the_coin_of_xtc_is_not_the_number_of_the_draw():
+    assert uniform(1, 2, 0) != uniform(1, 2, 1)

@@ -1,0 +1,79 @@
+"""The default model's file, in float32, against what transformers made of the same weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.base import Draw, KVCacheLayout
+from octavo.kernels.torch.backend import TorchBackend
+from octavo.model.decoder import load
+from octavo.model.weights.loader import open_weights
+from random_model import make_step
+
+MARGIN = 0.02  # closer than this, another rounding may pick the other token
+
+
+@pytest.fixture(scope="module")
+def backend(model_path):
+    source = open_weights(model_path)
+    backend, c = TorchBackend(source.config, device="cpu", dtype="float32"), source.config
+    backend.allocate_kv_cache(
+        KVCacheLayout(
+            num_layers=c.num_layers,
+            num_blocks=256,
+            block_size=16,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+        )
+    )
+    backend.bind(load(source, backend), max_tokens=2048, max_seqs=64)
+    yield backend
+    backend.close()
+    source.close()
+
+
+@pytest.mark.slow
+def test_logprobs_and_greedy_tokens_equal_the_reference(backend, data_dir):
+    draw = Draw(params=SamplingParams(temperature=0.0, logprobs=10), stream=0, position=0)
+    for case in json.loads((data_dir / "smollm2_reference.json").read_text()):
+        prompt, greedy = case["prompt_token_ids"], case["greedy_token_ids"]
+        tokens = prompt + greedy[:-1]  # teacher-forced
+        step = make_step([(0, tokens)], [np.random.default_rng(0).permutation(256)], 16, all_logits=True)
+        before = len(prompt) - 1
+        step = replace(step, logit_rows=np.roll(step.logit_rows, -before))  # the rows of draws come first
+        out = backend.run(step, [draw] * len(greedy), [(token, 0) for token in prompt[1:]])
+
+        logprobs = [token.logprob for token in out.row_logprobs]
+        assert logprobs == pytest.approx(case["prompt_logprobs"][1:], abs=2e-3)
+        top, want = dict(out.tokens[0].top), dict(case["next_top10"])
+        assert top.keys() == want.keys()
+        assert top == pytest.approx(want, abs=2e-3)
+        drawn = [token.token_id for token in out.tokens]
+        differ = [m for a, b, m in zip(drawn, greedy, case["greedy_margins"], strict=True) if a != b]
+        assert all(margin < MARGIN for margin in differ)
+
+
+@pytest.mark.slow
+def test_free_running_batched_decodes_give_the_reference_text_up_to_the_first_close_margin(backend, data_dir):
+    cases = json.loads((data_dir / "smollm2_reference.json").read_text())
+    cases.sort(key=lambda case: len(case["prompt_token_ids"]) > 1)  # one-query sequences come first
+    prompts = [case["prompt_token_ids"] for case in cases]
+    width = 256 // len(cases)
+    tables = np.random.default_rng(1).permutation(256)[: width * len(cases)].reshape(len(cases), width)
+    draw = Draw(params=SamplingParams(temperature=0.0), stream=0, position=0)
+    texts: list[list[int]] = [[] for _ in cases]
+    chunks = [(0, prompt) for prompt in prompts]
+    for _ in range(48):
+        out = backend.run(make_step(chunks, tables, 16), [draw] * len(cases))
+        for text, token in zip(texts, out.tokens, strict=True):
+            text.append(token.token_id)
+        chunks = [(len(prompt) + len(text) - 1, text[-1:]) for prompt, text in zip(prompts, texts, strict=True)]
+    for case, text in zip(cases, texts, strict=True):
+        sure = next((i for i, margin in enumerate(case["greedy_margins"]) if margin < MARGIN), None)
+        want = case["greedy_token_ids"][:sure]
+        assert text[: len(want)] == want
