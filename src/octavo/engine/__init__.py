@@ -1,0 +1,1 @@
+"""The loop that joins scheduler and runner, and the thread around it."""

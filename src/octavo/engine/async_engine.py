@@ -1,0 +1,314 @@
+"""The engine on a thread of its own, for an asyncio program.
+
+The event loop's thread submits and reads; the engine's thread steps. They meet in an inbox (loop to engine) and in one
+``call_soon_threadsafe`` per step (engine to loop), however many requests that step served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeVar
+
+from octavo.core.config import EngineConfig, ResolvedConfig
+from octavo.core.errors import EngineUnavailable, InvalidRequest, QueueFull
+from octavo.core.output import RequestOutput
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.load import LoadedEngine, load_engine
+from octavo.engine.requests import make_requests
+from octavo.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+State = Literal["loading", "ready", "draining", "dead"]
+
+#: CPython hands the GIL over after this long (default 5 ms). Coming back from a GIL-free kernel call waits for it while
+#: the event loop runs Python, so it has to be far below a decode step.
+SWITCH_INTERVAL_S = 0.0002
+#: After this long without work the engine checks its own bookkeeping, once, and sleeps.
+IDLE_CHECK_S = 1.0
+#: Threads that tokenise and render templates: 1 MB of text takes most of a second.
+NUM_TEXT_WORKERS = 2
+
+
+class RequestStream(AsyncIterator[list[RequestOutput]]):
+    """The outputs of one call, as lists of what is new. Ends when all its sequences have ended.
+
+    Leaving early aborts: call ``abort()`` or ``aclose()`` (``async with contextlib.aclosing(stream)``).
+    """
+
+    def __init__(self, engine: AsyncEngine, request_ids: Sequence[str]) -> None:
+        self._engine = engine
+        self._open = set(request_ids)
+        self._pending: list[RequestOutput] = []
+        self._error: BaseException | None = None
+        self._news = asyncio.Event()
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> list[RequestOutput]:
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if not self._open:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        pending, self._pending = self._pending, []
+        return pending
+
+    def abort(self) -> None:
+        """End all sequences that still run; their blocks come back before the next step. Safe to call twice."""
+        for request_id in tuple(self._open):
+            self._engine._abort(request_id)
+        self._open.clear()
+        self._news.set()
+
+    async def aclose(self) -> None:
+        self.abort()
+
+    def _deliver(self, output: RequestOutput) -> None:
+        self._pending.append(output)
+        if output.finish_reason is not None:
+            self._open.discard(output.request_id)
+        self._news.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._open.clear()
+        self._news.set()
+
+
+class AsyncEngine:
+    """Loads a model and serves it to one event loop. ``start`` it, ``submit`` to it, ``stop`` it."""
+
+    def __init__(self, wish: EngineConfig, *, load: Callable[[EngineConfig], LoadedEngine] = load_engine) -> None:
+        self.state: State = "loading"
+        self.dead_reason: str | None = None
+        self._wish = wish
+        self._load = load
+        self._loaded: LoadedEngine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._inbox: deque[Callable[[LoadedEngine], None]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._streams: dict[str, RequestStream] = {}  # by request_id of each sequence
+        self._all_ended = asyncio.Event()  # awaited by drain()
+        self._text_workers = ThreadPoolExecutor(NUM_TEXT_WORKERS, thread_name_prefix="octavo-text")
+
+    # what it is
+
+    @property
+    def loaded(self) -> LoadedEngine:
+        """The loaded parts; raises EngineUnavailable before that. Engine state itself: only inside ``inspect``."""
+        if self._loaded is None:
+            raise EngineUnavailable("the model is still loading; try again in a moment")
+        return self._loaded
+
+    @property
+    def config(self) -> ResolvedConfig:
+        return self.loaded.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.loaded.tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.loaded.chat_template is not None
+
+    # life
+
+    async def start(self) -> None:
+        """Load the model on a worker thread, then start stepping. Raises what loading raised."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._loaded = await self._loop.run_in_executor(self._text_workers, self._load, self._wish)
+        except BaseException as error:
+            self._die(f"loading failed: {error}")
+            raise
+        if self._stopping:
+            self._loaded.close()
+            return
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self.state = "ready"
+        self._thread = threading.Thread(target=self._run, args=(self._loaded,), name="octavo-engine", daemon=True)
+        self._thread.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait for the running ones, at most ``timeout_s``."""
+        if self.state == "ready":
+            self.state = "draining"
+        if self._streams:
+            self._all_ended.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_ended.wait(), timeout_s)
+
+    async def stop(self) -> None:
+        """End everything that still runs and release the model. Safe to call twice."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+        self._die("stopped")
+        if self._loaded is not None:
+            self._loaded.close()
+        self._text_workers.shutdown(wait=False, cancel_futures=True)
+
+    # requests
+
+    async def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
+        """Token ids of a text, computed off the event loop."""
+        tokenizer = self.tokenizer
+        return await self._in_worker(lambda: tokenizer.encode(text, parse_special=parse_special, add_bos=add_bos))
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+        """Token ids of a rendered chat. InvalidRequest if the template refuses it or the model has none."""
+        template = self.loaded.chat_template
+        if template is None:
+            raise InvalidRequest(
+                f"{self.config.model_name} has no chat template; use /v1/completions, or start with --chat-template",
+                param="messages",
+            )
+        return await self._in_worker(lambda: template.encode(messages, **template_kwargs))
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        n: int = 1,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: bytes = b"",
+    ) -> RequestStream:
+        """Queue a request and return its stream.
+
+        Raises before anything is queued: InvalidRequest, PromptTooLong, QueueFull, EngineUnavailable.
+        """
+        if self.state != "ready":
+            why = f": {self.dead_reason}" if self.state == "dead" else ""
+            raise EngineUnavailable(f"the engine is {self.state}{why}")
+        requests = make_requests(
+            self.config,
+            prompt_token_ids,
+            sampling,
+            request_id=request_id,
+            arrival_s=time.monotonic(),
+            n=n,
+            priority=priority,
+            client=client,
+            cache_salt=cache_salt,
+        )
+        # Streams beyond max_num_seqs cannot be running, so they are waiting.
+        limit = self.config.max_num_seqs + self.config.wish.max_queue
+        if len(self._streams) + n > limit:
+            raise QueueFull(f"{len(self._streams)} sequences are in the engine; the limit is {limit}; retry later")
+        if request_id in self._streams:
+            raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
+        stream = RequestStream(self, [request.request_id for request in requests])
+        for request in requests:
+            self._streams[request.request_id] = stream
+        self._post(lambda engine: engine.submit(requests))
+        return stream
+
+    async def inspect(self, fn: Callable[[LoadedEngine], T]) -> T:
+        """Run ``fn`` on the engine thread between two steps and return what it returns. It should take under 1 ms."""
+        if self._thread is None or self._loop is None:
+            raise EngineUnavailable(f"the engine is {self.state}")
+        loop = self._loop
+        future: asyncio.Future[T] = loop.create_future()
+
+        def call(engine: LoadedEngine) -> None:
+            try:
+                result = fn(engine)
+            except BaseException as error:  # noqa: BLE001 - handed to the caller
+                loop.call_soon_threadsafe(_settle, future, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, future, result, None)
+
+        self._post(call)
+        return await future
+
+    # the loop's side
+
+    async def _in_worker(self, fn: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._text_workers, fn)
+
+    def _post(self, command: Callable[[LoadedEngine], None]) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    def _abort(self, request_id: str) -> None:
+        if self._streams.pop(request_id, None) is not None:
+            self._post(lambda engine: _discard(engine.abort(request_id)))
+            self._note_if_all_ended()
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # aborted meanwhile
+            stream._deliver(output)
+            if output.finish_reason is not None:
+                del self._streams[output.request_id]
+        self._note_if_all_ended()
+
+    def _note_if_all_ended(self) -> None:
+        if not self._streams:
+            self._all_ended.set()
+
+    def _die(self, reason: str) -> None:
+        """Nothing runs any more: every open stream ends with an error."""
+        self.state, self.dead_reason = "dead", self.dead_reason or reason
+        streams, self._streams = set(self._streams.values()), {}
+        self._all_ended.set()
+        for stream in streams:
+            stream._fail(EngineUnavailable(f"the engine is dead: {self.dead_reason}"))
+
+    # the engine's side
+
+    def _run(self, engine: LoadedEngine) -> None:
+        """The engine thread: inbox, step, deliver; sleeps when there is nothing to do."""
+        assert self._loop is not None
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                while self._inbox:
+                    self._inbox.popleft()(engine)
+                if engine.core.has_unfinished:
+                    if outputs := engine.advance():
+                        self._loop.call_soon_threadsafe(self._deliver, outputs)
+                elif not self._wake.wait(IDLE_CHECK_S):
+                    engine.core.idle()
+                    self._wake.wait()
+        except BaseException as error:
+            logger.exception("the engine thread died")
+            try:
+                self._loop.call_soon_threadsafe(self._die, f"{type(error).__name__}: {error}")
+            except RuntimeError:
+                logger.debug("the event loop had closed before")
+
+
+def _settle(future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)  # type: ignore[arg-type]
+
+
+def _discard(outputs: list[RequestOutput]) -> None:
+    """An aborted request's last output has no reader."""

@@ -1,0 +1,151 @@
+"""From a wish to a loaded engine: files, weights, KV pool, scheduler, warm-up."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo._version import __version__
+from octavo.core.config import EngineConfig, ResolvedConfig
+from octavo.core.errors import ConfigError
+from octavo.core.output import RequestOutput
+from octavo.core.request import Request
+from octavo.engine.engine_core import EngineCore
+from octavo.engine.machine import probe_machine
+from octavo.engine.model_runner import ModelRunner
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.resolve_config import size_pool
+from octavo.kernels.base import KVCacheLayout
+from octavo.kernels.select import create_backend
+from octavo.model import decoder
+from octavo.model.weights.base import WeightSource
+from octavo.model.weights.gguf import GGUFWeights
+from octavo.model.weights.hub import resolve_model
+from octavo.model.weights.loader import check_complete, open_weights
+from octavo.observability.metrics import Metrics
+from octavo.observability.trace import Tracer
+from octavo.scheduler.scheduler import Scheduler
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    """Everything that serves one model. The thread that steps ``core`` owns ``core`` and ``processor``."""
+
+    config: ResolvedConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    core: EngineCore
+    processor: OutputProcessor
+    runner: ModelRunner
+    load_s: float
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue the sequences of one call."""
+        for request in requests:
+            self.processor.add(request)
+            self.core.add(request)
+
+    def advance(self) -> list[RequestOutput]:
+        """One step: run it, turn its events into outputs, end what a stop string has ended."""
+        outputs, hits = self.processor.process(self.core.step())
+        for hit in hits:
+            self.core.finish(hit.request_id, "stop", hit.stop)
+        return outputs
+
+    def abort(self, request_id: str) -> list[RequestOutput]:
+        """End a sequence that is not wanted any more; its blocks come back at once. [] if it has ended already."""
+        event = self.core.finish(request_id, "abort")
+        return self.processor.process([event])[0] if event is not None else []
+
+    def close(self) -> None:
+        """Release threads and memory; nothing may run afterwards."""
+        self.runner.close()
+
+
+def load_engine(wish: EngineConfig) -> LoadedEngine:
+    """Load the model, size the pool, warm up. Raises ConfigError, ModelFileError or DownloadError."""
+    started = time.perf_counter()
+    found = resolve_model(wish.model)
+    source = open_weights(found.path)
+    machine = probe_machine()
+    check_complete(source, decoder.expected_tensors(source.config))
+    tokenizer = _tokenizer(source, found.path)
+    backend = create_backend(wish, source.config, num_cores=machine.num_cores)
+    model = decoder.load(source, backend)
+    pool = size_pool(wish, source.config, machine, backend.kv_bytes_per_token(source.config))
+    kv_bytes = backend.allocate_kv_cache(
+        KVCacheLayout(
+            num_layers=source.config.num_layers,
+            num_blocks=pool.num_blocks,
+            block_size=wish.block_size,
+            num_kv_heads=source.config.num_kv_heads,
+            head_dim=source.config.head_dim,
+        )
+    )
+    backend.bind(model, max_tokens=wish.max_num_batched_tokens + wish.max_num_seqs, max_seqs=wish.max_num_seqs)
+    config = ResolvedConfig(
+        wish=wish,
+        model_path=str(found.path),
+        model_name=found.name,
+        backend=backend.name,
+        device=backend.device,
+        dtype=backend.dtype,
+        kv_dtype=backend.kv_dtype,
+        threads=backend.threads,
+        max_model_len=pool.max_model_len,
+        max_num_seqs=wish.max_num_seqs,
+        block_size=wish.block_size,
+        num_blocks=pool.num_blocks,
+        kv_cache_bytes=kv_bytes,
+        vocab_size=source.config.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        system_fingerprint=_fingerprint(backend.fingerprint, source.fingerprint),
+        notes=pool.notes,
+    )
+    runner = ModelRunner(backend, block_size=wish.block_size, step_mode=wish.step_mode)
+    runner.warm_up()
+    tracer = Tracer(Metrics(), max_steps=wish.trace_steps)
+    scheduler = Scheduler.from_config(wish, num_blocks=pool.num_blocks, max_model_len=pool.max_model_len)
+    core = EngineCore(scheduler, runner, tracer)
+
+    return LoadedEngine(
+        config=config,
+        tokenizer=tokenizer,
+        chat_template=_chat_template(wish, tokenizer),
+        core=core,
+        processor=OutputProcessor(tokenizer, core.facts),
+        runner=runner,
+        load_s=time.perf_counter() - started,
+    )
+
+
+def _tokenizer(source: WeightSource, path: Path) -> Tokenizer:
+    """The tokenizer that comes with the weights: GGUF metadata, or the files beside them."""
+    if isinstance(source, GGUFWeights):
+        return Tokenizer.from_gguf(source.file.metadata)
+    return Tokenizer.from_folder(path if path.is_dir() else path.parent)
+
+
+def _chat_template(wish: EngineConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The user's template, else the model's own, else none (a base model)."""
+    if wish.chat_template is None:
+        source = tokenizer.chat_template
+    else:
+        try:
+            source = Path(wish.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"chat template {wish.chat_template}: {error}") from error
+    if source is None:
+        return None
+    return ChatTemplate(source, tokenizer, allow_special_in_content=wish.allow_special_in_content)
+
+
+def _fingerprint(*parts: str) -> str:
+    """Hash of version, kernels, determinism mode and weights: equal fingerprints promise equal tokens."""
+    digest = hashlib.sha256("\n".join((__version__, *parts)).encode()).hexdigest()
+    return f"octavo_{digest[:12]}"

@@ -1,0 +1,95 @@
+"""Runs plans on a backend. Owns the weights and the KV tensors through it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from octavo.core.config import StepMode
+from octavo.core.plan import SampledToken, ScheduledChunk, StepPlan, StepResult
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.batch import build_batch
+from octavo.kernels.base import Backend, Draw, ModelInput
+
+
+class Runner(Protocol):
+    """What the engine needs of a runner; the tests' one has no model."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run every chunk of the plan, block copies first. An exception means that nothing was committed."""
+        ...
+
+
+class ModelRunner:
+    """Runs a plan's chunks in one pass ("mixed"), or decodes and longer chunks as two ("split", for comparison)."""
+
+    def __init__(self, backend: Backend, *, block_size: int, step_mode: StepMode = "mixed") -> None:
+        self._backend = backend
+        self._block_size = block_size
+        self._step_mode = step_mode
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter()
+        chunks = plan.chunks
+        tokens: list[SampledToken | None] = [None] * len(chunks)
+        prompt_logprobs: list[list[SampledToken]] | None = None
+        failed: set[int] = set()
+        forward_s = sample_s = 0.0
+        copies = plan.block_copies
+        for first, last in self._passes(chunks):
+            batch = build_batch(chunks[first:last], copies, self._block_size)
+            copies = ()
+            output = self._backend.run(batch.step, batch.draws, batch.targets)
+            for chunk, token in zip(batch.draw_chunks, output.tokens, strict=True):
+                tokens[first + chunk] = token
+                if token is None:
+                    failed.add(first + chunk)
+            for chunk, token in zip(batch.target_chunks, output.row_logprobs, strict=True):
+                if prompt_logprobs is None:
+                    prompt_logprobs = [[] for _ in chunks]
+                if token is None:
+                    failed.add(first + chunk)
+                else:
+                    prompt_logprobs[first + chunk].append(token)
+            forward_s += output.forward_s
+            sample_s += output.sample_s
+        return StepResult(
+            step_id=plan.step_id,
+            tokens=tuple(tokens),
+            prompt_logprobs=tuple(map(tuple, prompt_logprobs)) if prompt_logprobs is not None else (),
+            failed=tuple(sorted(failed)),
+            build_s=time.perf_counter() - started - forward_s - sample_s,
+            forward_s=forward_s,
+            sample_s=sample_s,
+        )
+
+    def _passes(self, chunks: Sequence[ScheduledChunk]) -> list[tuple[int, int]]:
+        """Half-open ranges of chunks, one per pass: [0, n), or [0, ones) and [ones, n)."""
+        count = len(chunks)
+        if self._step_mode == "mixed":
+            return [(0, count)] if count else []
+        ones = sum(len(chunk.token_ids) == 1 for chunk in chunks)
+        return [(first, last) for first, last in ((0, ones), (ones, count)) if last > first]
+
+    def warm_up(self) -> None:
+        """Run one throw-away pass that writes no KV, so that the first request meets warm code and pages."""
+        num_tokens = self._block_size
+        array = np.arange(num_tokens, dtype=np.int32)
+        step = ModelInput(
+            token_ids=np.zeros(num_tokens, dtype=np.int32),
+            positions=array,
+            logit_rows=np.array([num_tokens - 1], dtype=np.int32),
+            slot_mapping=np.full(num_tokens, -1, dtype=np.int32),
+            block_tables=np.zeros((1, 1), dtype=np.int32),
+            query_starts=np.array([0, num_tokens], dtype=np.int32),
+            context_lens=np.array([num_tokens], dtype=np.int32),
+            num_one_query_seqs=0,
+            copies=np.zeros((0, 3), dtype=np.int32),
+        )
+        self._backend.run(step, [Draw(params=SamplingParams(temperature=0.0), stream=0, position=num_tokens)])
+
+    def close(self) -> None:
+        self._backend.close()

@@ -1,0 +1,98 @@
+"""Submission: check a request against the model, resolve what it left open, make its n sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+
+from octavo.core.config import ResolvedConfig
+from octavo.core.errors import InvalidRequest, PromptTooLong
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+
+MAX_N = 16
+
+
+def make_requests(
+    config: ResolvedConfig,
+    prompt_token_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    request_id: str,
+    arrival_s: float,
+    n: int = 1,
+    priority: int = 0,
+    client: str = "",
+    cache_salt: bytes = b"",
+) -> list[Request]:
+    """The n sequences of one call; all but the first are forks of the first.
+
+    Raises InvalidRequest or PromptTooLong if the model cannot serve it as written. Without ``max_tokens`` the output
+    may take what is left of the context; without ``seed`` one is drawn from the OS and kept.
+    """
+    prompt = _checked_prompt(config, prompt_token_ids)
+    sampling.check_token_ids(config.vocab_size)
+    if not 1 <= n <= MAX_N:
+        raise InvalidRequest(f"n is {n} but must be from 1 to {MAX_N}", param="n")
+    if not -(2**31) <= priority < 2**31:
+        raise InvalidRequest(f"priority is {priority} but must fit 32 bits", param="priority")
+    room = config.max_model_len - len(prompt)
+    max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
+    if max_tokens > room:
+        raise PromptTooLong(
+            f"This model's maximum context length is {config.max_model_len} tokens, but prompt ({len(prompt)}) and "
+            f"max_tokens ({max_tokens}) need {len(prompt) + max_tokens}; shorten one or raise --max-model-len",
+            param="max_tokens",
+        )
+    if sampling.max_tokens is None and room < 1:
+        raise _too_long(config, len(prompt))
+    if sampling.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {sampling.min_tokens} but only {max_tokens} tokens may follow the prompt",
+            param="min_tokens",
+        )
+    stops = frozenset(sampling.stop_token_ids)
+    if not sampling.ignore_eos:
+        stops |= config.eos_token_ids
+    seed = (sampling.seed if sampling.seed is not None else secrets.randbits(64)) & (2**64 - 1)
+    return [
+        Request(
+            request_id=request_id if index == 0 else f"{request_id}#{index}",
+            prompt_token_ids=prompt,
+            sampling=sampling if index == 0 else dataclasses.replace(sampling, prompt_logprobs=None),
+            max_tokens=max_tokens,
+            stop_token_ids=stops,
+            seed=seed,
+            arrival_s=arrival_s,
+            priority=priority,
+            client=client,
+            cache_salt=cache_salt,
+            choice_index=index,
+            fork_of=None if index == 0 else request_id,
+        )
+        for index in range(n)
+    ]
+
+
+def _checked_prompt(config: ResolvedConfig, prompt_token_ids: Sequence[int]) -> tuple[int, ...]:
+    prompt = tuple(prompt_token_ids)
+    if not prompt:
+        raise InvalidRequest("the prompt has no tokens; give at least one", param="prompt")
+    if len(prompt) > config.max_model_len:
+        raise _too_long(config, len(prompt))
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high >= config.vocab_size:
+        bad = low if low < 0 else high
+        raise InvalidRequest(
+            f"the prompt has token id {bad} but the vocabulary has {config.vocab_size} tokens", param="prompt"
+        )
+    return prompt
+
+
+def _too_long(config: ResolvedConfig, num_tokens: int) -> PromptTooLong:
+    return PromptTooLong(
+        f"This model's maximum context length is {config.max_model_len} tokens, but the prompt has {num_tokens} and "
+        "leaves no room for output; shorten it or raise --max-model-len",
+        param="prompt",
+    )

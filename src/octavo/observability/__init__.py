@@ -1,0 +1,1 @@
+"""Records of what happened: trace, metrics, logging."""

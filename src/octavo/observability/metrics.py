@@ -1,0 +1,110 @@
+"""Latency and throughput over recent windows of time."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from octavo.core.plan import FinishReason, StepPlan, StepResult
+
+
+class TimedRing:
+    """The newest ``capacity`` (time, value) pairs; 16 bytes each, preallocated."""
+
+    def __init__(self, capacity: int) -> None:
+        self._times = array("d", bytes(8 * capacity))
+        self._values = array("d", bytes(8 * capacity))
+        self._capacity = capacity
+        self._count = 0
+
+    def add(self, now: float, value: float) -> None:
+        slot = self._count % self._capacity
+        self._times[slot] = now
+        self._values[slot] = value
+        self._count += 1
+
+    def since(self, start: float) -> list[float]:
+        """Values added at or after ``start``, newest first."""
+        found = []
+        for index in range(self._count - 1, max(-1, self._count - self._capacity - 1), -1):
+            slot = index % self._capacity
+            if self._times[slot] < start:
+                break
+            found.append(self._values[slot])
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Mean and percentiles of a sample; None where it is empty. Percentiles by nearest rank."""
+
+    count: int
+    mean: float | None
+    p50: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, values: list[float]) -> Summary:
+        if not values:
+            return cls(count=0, mean=None, p50=None, p99=None)
+        ordered = sorted(values)
+
+        def rank(share: float) -> float:
+            return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+        return cls(count=len(values), mean=sum(values) / len(values), p50=rank(0.5), p99=rank(0.99))
+
+
+class Metrics:
+    """Rings of latencies and per-step counts. The engine thread writes and reads."""
+
+    def __init__(self, *, capacity: int = 65536) -> None:
+        self._ttft = TimedRing(4096)
+        self._tpot = TimedRing(4096)
+        self._itl = TimedRing(capacity)
+        self._prefill_tokens = TimedRing(16384)
+        self._output_tokens = TimedRing(16384)
+        self._step_s = TimedRing(16384)
+        self._progress: dict[str, tuple[float, float, int]] = {}  # request -> (first token, latest token, tokens)
+        self.requests_ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.steps = 0
+        self.preemptions = 0
+
+    def first_token(self, request_id: str, ttft_s: float, now: float) -> None:
+        self._ttft.add(now, ttft_s)
+        self._progress[request_id] = (now, now, 1)
+
+    def next_token(self, request_id: str, now: float) -> None:
+        first, latest, tokens = self._progress[request_id]
+        self._itl.add(now, now - latest)
+        self._progress[request_id] = (first, now, tokens + 1)
+
+    def request_ended(self, request_id: str, reason: FinishReason) -> None:
+        self.requests_ended[reason] += 1
+        first, latest, tokens = self._progress.pop(request_id, (0.0, 0.0, 0))
+        if tokens > 1:
+            self._tpot.add(latest, (latest - first) / (tokens - 1))
+
+    def step(self, plan: StepPlan, result: StepResult | None, now: float) -> None:
+        self.steps += 1
+        self.preemptions += len(plan.preempted)
+        if result is None:
+            return
+        decoded = sum(chunk.reason == "decode" for chunk in plan.chunks)
+        self._prefill_tokens.add(now, sum(len(chunk.token_ids) for chunk in plan.chunks) - decoded)
+        self._output_tokens.add(now, sum(token is not None for token in result.tokens))
+        self._step_s.add(now, result.duration_s)
+
+    def latencies(self, now: float, window_s: float) -> dict[str, Summary]:
+        """TTFT, TPOT, ITL and step time in seconds, of what happened in the last ``window_s``."""
+        start = now - window_s
+        rings = {"ttft_s": self._ttft, "tpot_s": self._tpot, "itl_s": self._itl, "step_s": self._step_s}
+        return {name: Summary.of(ring.since(start)) for name, ring in rings.items()}
+
+    def throughput(self, now: float, window_s: float) -> dict[str, float]:
+        """Tokens per second over the last ``window_s``."""
+        start = now - window_s
+        return {
+            "prompt_tokens_per_s": sum(self._prefill_tokens.since(start)) / window_s,
+            "output_tokens_per_s": sum(self._output_tokens.since(start)) / window_s,
+        }

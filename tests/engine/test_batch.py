@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import random
+from array import array
+
+import numpy as np
+import pytest
+
+from octavo.core.plan import ScheduledChunk
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.batch import build_batch
+
+
+def chunk(start: int, tokens: list[int], blocks: list[int], **fields: object) -> ScheduledChunk:
+    return ScheduledChunk(
+        request_id=f"r{start}", start=start, token_ids=tokens, block_ids=memoryview(array("i", blocks)), **fields
+    )  # type: ignore[arg-type]
+
+
+def test_every_position_gets_the_slot_that_its_block_table_names() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        block_size = rng.choice([1, 3, 16])
+        chunks = []
+        for length in sorted(rng.choices([1, 1, 2, 5, 40], k=rng.randint(1, 6))):
+            start = rng.randint(0, 50)
+            blocks = rng.sample(range(1000), -(-(start + length) // block_size) + rng.randint(0, 2))
+            chunks.append(chunk(start, rng.choices(range(100), k=length), blocks))
+        step = build_batch(chunks, (), block_size).step
+        row = 0
+        for index, one in enumerate(chunks):
+            assert step.query_starts[index] == row
+            assert step.context_lens[index] == one.end
+            for offset, token in enumerate(one.token_ids):
+                position = one.start + offset
+                assert step.token_ids[row] == token
+                assert step.positions[row] == position
+                wanted = one.block_ids[position // block_size] * block_size + position % block_size
+                assert step.slot_mapping[row] == wanted
+                assert step.block_tables[index, position // block_size] == one.block_ids[position // block_size]
+                row += 1
+        assert step.query_starts[-1] == row == len(step.token_ids)
+        assert step.num_one_query_seqs == sum(len(one.token_ids) == 1 for one in chunks)
+        for name in ("token_ids", "positions", "slot_mapping", "block_tables", "query_starts", "context_lens"):
+            value = getattr(step, name)
+            assert value.dtype == np.int32
+            assert value.flags.c_contiguous
+
+
+def test_draw_rows_come_first_and_targets_name_the_predicted_token() -> None:
+    params = SamplingParams(temperature=0.0)
+    history = [10, 11, 12, 13, 14]
+    chunks = [
+        chunk(4, [14], [0, 1, 2], draw=params, stream=7, prompt_len=3),
+        chunk(1, [11, 12, 13], [3, 4, 5], history=history, want_logprobs=range(2, 5), num_prompt_logprobs=2),
+    ]
+    batch = build_batch(chunks, [(1, 2, 1)], 2)
+    assert batch.step.logit_rows.tolist() == [0, 1, 2, 3]
+    assert batch.draw_chunks == [0]
+    assert (batch.draws[0].position, batch.draws[0].stream) == (5, 7)
+    assert batch.targets == [(12, 2), (13, 2), (14, 2)]
+    assert batch.target_chunks == [1, 1, 1]
+    assert batch.step.copies.tolist() == [[1, 2, 1]]
+
+
+def test_one_token_chunks_must_come_first() -> None:
+    with pytest.raises(AssertionError, match="come first"):
+        build_batch([chunk(0, [1, 2], [0]), chunk(0, [1], [1])], (), 16)

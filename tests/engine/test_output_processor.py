@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.output import RequestOutput
+from octavo.core.plan import SampledToken, TokenEvent
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.output_processor import OutputProcessor
+
+EOS = 0
+
+
+class ByteTokenizer:
+    """Vocabulary: EOS, all single bytes, and some longer pieces that end inside characters."""
+
+    pieces = (b"", *(bytes([b]) for b in range(256)), "é".encode() + b"\xe2", b"\x82\xac!", b"stop", b"st", b"op now")
+    vocab_size = len(pieces)
+    bytes_by_id = visible_bytes_by_id = pieces
+    adds_space_prefix = False
+
+
+TOKENIZER = ByteTokenizer()
+
+
+def run(ids: list[int], finish: str | None, **sampling: object) -> tuple[list[RequestOutput], str | None]:
+    """Feed tokens as the engine would: stop at a stop string's hit."""
+    params = SamplingParams(logprobs=0, **sampling)  # type: ignore[arg-type]
+    request = Request(
+        request_id="r", prompt_token_ids=(1,), sampling=params, max_tokens=1000, stop_token_ids=frozenset({EOS}),
+        seed=0, arrival_s=0.0,
+    )  # fmt: skip
+    processor = OutputProcessor(TOKENIZER, lambda request_id, tokens: (0, None))  # type: ignore[arg-type]
+    processor.add(request)
+    outputs: list[RequestOutput] = []
+    for index, token in enumerate(ids):
+        last = index == len(ids) - 1
+        event = TokenEvent(
+            request_id="r",
+            token=SampledToken(token_id=token, logprob=-float(index)),
+            finish_reason=finish if last else None,  # type: ignore[arg-type]
+        )
+        new, hits = processor.process([event])
+        outputs += new
+        if hits:
+            return outputs, hits[0].stop
+        if new and new[-1].finish_reason:
+            break
+    return outputs, None
+
+
+texts = st.lists(st.integers(1, TOKENIZER.vocab_size - 1), max_size=30)
+stops = st.lists(st.sampled_from(["stop", "op", "€", "é", "tst", "\ufffd", "x"]), max_size=3, unique=True).map(tuple)
+
+
+@given(ids=texts, stop=stops, include=st.booleans())
+def test_text_tokens_and_usage_are_cut_alike_at_the_first_stop_string(
+    ids: list[int], stop: tuple[str, ...], include: bool
+) -> None:
+    ids = [*ids, 1 + ord("z")]
+    outputs, _ = run(ids, "length", stop=stop, include_stop_str_in_output=include)
+    text = "".join(output.text for output in outputs)
+    tokens = [token for output in outputs for token in output.token_ids]
+    whole = b"".join(map(TOKENIZER.pieces.__getitem__, ids)).decode("utf-8", "replace")
+    found = [(whole.find(s), -len(s), s) for s in stop if s in whole]
+    last = outputs[-1]
+    assert last.usage is not None
+    assert last.usage.completion_tokens == len(tokens)
+    assert tokens == ids[: len(tokens)]
+    assert [t.token_id for output in outputs for t in output.logprobs or ()] == tokens
+    if not found:
+        assert (text, tokens, last.finish_reason) == (whole, ids, "length")
+        return
+    assert last.finish_reason == "stop"
+    assert last.stop_reason in stop
+    at = whole.find(str(last.stop_reason))
+    assert text == whole[: at + len(str(last.stop_reason)) * include]
+    kept = b"".join(map(TOKENIZER.pieces.__getitem__, tokens)).decode("utf-8", "replace")
+    assert kept.startswith(text) or len(kept) >= len(text)
+    if tokens:
+        without_last = b"".join(map(TOKENIZER.pieces.__getitem__, tokens[:-1])).decode("utf-8", "ignore")
+        assert len(without_last) <= len(text), "a token wholly behind the cut was kept"
+
+
+@given(ids=texts)
+def test_no_character_is_ever_broken_or_doubled(ids: list[int]) -> None:
+    outputs, _ = run([*ids, EOS], "stop")
+    text = "".join(output.text for output in outputs)
+    assert text == b"".join(map(TOKENIZER.pieces.__getitem__, ids)).decode("utf-8", "replace")
+    assert outputs[-1].finish_reason == "stop"
+    assert outputs[-1].usage is not None
+    assert outputs[-1].usage.completion_tokens == len(ids) + 1, "the stop token counts and has no text"
+
+
+def test_a_stop_string_ends_the_request_before_the_next_token() -> None:
+    s, t, o, p = (1 + ord(c) for c in "stop")
+    outputs, hit = run([1 + ord("a"), s, t, o, p, 1 + ord("b")], None, stop=("stop",))
+    assert hit == "stop"
+    assert "".join(output.text for output in outputs) == "a"
+    assert [token for output in outputs for token in output.token_ids] == [1 + ord("a")]
+
+
+def test_stop_strings_count_only_from_min_tokens_on() -> None:
+    x, y = 1 + ord("x"), 1 + ord("y")
+    outputs, hit = run([x, x, y, x, y], None, stop=("x",), min_tokens=4)
+    assert hit == "x"
+    assert "".join(output.text for output in outputs) == "xxy"
+
+
+def test_tokens_held_back_for_a_stop_that_does_not_come_are_released() -> None:
+    s, t = 1 + ord("s"), 1 + ord("t")
+    outputs, _ = run([s, t], "length", stop=("stop",))
+    assert "".join(output.text for output in outputs) == "st"
+    assert outputs[-1].usage is not None
+    assert outputs[-1].usage.completion_tokens == 2
+
+
+def test_an_unknown_request_is_ignored() -> None:
+    processor = OutputProcessor(TOKENIZER, lambda request_id, tokens: (0, None))  # type: ignore[arg-type]
+    assert processor.process([TokenEvent(request_id="gone", finish_reason="abort")]) == ([], [])
