@@ -1,0 +1,92 @@
+"""What the HTTP layer asks of an engine. ``engine.async_engine.AsyncEngine`` is the one that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from octavo.core.config import ResolvedConfig
+from octavo.core.output import RequestOutput
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.load import LoadedEngine
+
+T = TypeVar("T")
+
+
+class TokenTable(Protocol):
+    """The part of ``text.tokenizer.Tokenizer`` that responses need."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        """The bytes a token stands for; of a control token, those of its name."""
+
+    def is_control(self, token_id: int, /) -> bool:
+        """Whether a token is a marker such as end-of-sequence, without text of its own."""
+
+    def encode(self, text: str, *, parse_special: bool = False, add_bos: bool | None = None) -> list[int]:
+        """Token ids of ``text``."""
+
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        """The text of ``token_ids``."""
+
+
+class OutputStream(Protocol):
+    """Outputs of one submission: lists of what is new, until every sequence of it has ended."""
+
+    def __aiter__(self) -> OutputStream: ...
+
+    async def __anext__(self) -> list[RequestOutput]: ...
+
+    def abort(self) -> None:
+        """End what still runs. Safe to call twice, and after the end."""
+
+
+class ServedEngine(Protocol):
+    """An engine on an event loop. Until ``state`` is "ready", ``config`` and ``tokenizer`` raise EngineUnavailable."""
+
+    @property
+    def state(self) -> str:
+        """ "loading", "ready", "draining" or "dead"."""
+
+    @property
+    def dead_reason(self) -> str | None: ...
+
+    @property
+    def config(self) -> ResolvedConfig: ...
+
+    @property
+    def tokenizer(self) -> TokenTable: ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    async def start(self) -> None:
+        """Load; raises what loading raised."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait for running ones, at most ``timeout_s``."""
+
+    async def stop(self) -> None:
+        """End what still runs and release the model."""
+
+    async def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]: ...
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]: ...
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        n: int = 1,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: bytes = b"",
+    ) -> OutputStream:
+        """Queue a request. Raises InvalidRequest, PromptTooLong, QueueFull or EngineUnavailable before that."""
+
+    async def inspect(self, fn: Callable[[LoadedEngine], T]) -> T:
+        """What ``fn`` returns, run between two steps."""

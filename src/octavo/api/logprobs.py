@@ -1,0 +1,157 @@
+"""Log-probabilities on the wire: OpenAI's two formats and vLLM's ``prompt_logprobs``, as pieces of JSON text.
+
+Everything here becomes text at once, token by token, as tokens arrive: a long answer with 20 alternatives per token
+would otherwise block the event loop while it is serialised at the end.
+
+A token that is only part of a character is written as OpenAI does: ``bytes:\\xe4\\xbd``.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from json.encoder import encode_basestring
+from typing import NamedTuple
+
+from octavo.api.engine_protocol import TokenTable
+from octavo.core.plan import SampledToken
+
+#: JSON has no -inf; OpenAI writes this for "impossible".
+LOWEST = -9999.0
+
+_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def json_string(text: str) -> str:
+    """``text`` as a JSON string: UTF-8 stays, except what some client's ``splitlines`` takes for the end of a line."""
+    quoted = encode_basestring(text)
+    return quoted if quoted.isascii() else quoted.translate(_LINE_BREAKS)
+
+
+def json_number(logprob: float | None) -> str:
+    """A log-probability, or null."""
+    return "null" if logprob is None else repr(max(LOWEST, min(logprob, 0.0)))
+
+
+class TokenText(NamedTuple):
+    """One token, ready to be put into JSON."""
+
+    raw: bytes
+    is_control: bool  # a marker, which adds nothing to the text
+    token: str  # JSON string
+    bytes: str  # JSON list of its bytes; null for a control token, which has no text
+
+
+class TokenTexts:
+    """Token id -> TokenText, remembered."""
+
+    def __init__(self, tokenizer: TokenTable) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, TokenText] = {}  # at most the vocabulary
+
+    def __getitem__(self, token_id: int) -> TokenText:
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._make(token_id)
+        return found
+
+    def _make(self, token_id: int) -> TokenText:
+        raw = self._tokenizer.token_bytes(token_id)
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        if self._tokenizer.is_control(token_id):
+            return TokenText(raw, True, json_string(name), "null")
+        return TokenText(raw, False, json_string(name), f"[{','.join(map(str, raw))}]")
+
+
+def chat_logprobs(tokens: Iterable[SampledToken], texts: TokenTexts) -> list[str]:
+    """Items of ``choices[].logprobs.content``: one JSON object per token.
+
+    ``bytes`` are the token's own bytes, so that those of consecutive tokens can be joined and then decoded.
+    """
+    return [
+        f'{{{_chat_entry(token.token_id, token.logprob, texts)},"top_logprobs":['
+        + ",".join(f"{{{_chat_entry(token_id, logprob, texts)}}}" for token_id, logprob in token.top)
+        + "]}"
+        for token in tokens
+    ]
+
+
+def _chat_entry(token_id: int, logprob: float | None, texts: TokenTexts) -> str:
+    text = texts[token_id]
+    return f'"token":{text.token},"logprob":{json_number(logprob)},"bytes":{text.bytes}'
+
+
+class CompletionLogprobs:
+    """``choices[].logprobs`` of a completion: parallel arrays, of which ``take`` gives the part since the last time.
+
+    ``text_offset`` counts characters of the choice's whole text (prompt included, if it is echoed) before the token; a
+    token inside a character has the offset of that character.
+    """
+
+    def __init__(self, texts: TokenTexts, *, echoed: str = "") -> None:
+        """echoed: the prompt's text, if it is part of the choice's."""
+        self._texts = texts
+        self._echoed = echoed
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens: list[str] = []
+        self._logprobs: list[str] = []
+        self._top: list[str] = []
+        self._offsets: list[str] = []
+
+    def add(self, token: SampledToken, *, num_top: int) -> None:
+        """Append one token. num_top: alternatives asked for; the token itself comes on top of them."""
+        text = self._texts[token.token_id]
+        self._tokens.append(text.token)
+        self._logprobs.append(json_number(token.logprob))
+        self._offsets.append(str(self._offset))
+        self._offset += self._num_chars(text)
+        if num_top == 0 or token.logprob is None:  # the first token of a prompt has no logprob
+            self._top.append("null")
+            return
+        # By text, the likeliest first; should two ids have one text, it keeps the likelier.
+        top: dict[str, str] = {}
+        for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
+            top.setdefault(self._texts[token_id].token, json_number(logprob))
+        self._top.append("{" + ",".join(f"{name}:{logprob}" for name, logprob in top.items()) + "}")
+
+    def _num_chars(self, text: TokenText) -> int:
+        if not text.is_control:
+            return len(self._decoder.decode(text.raw))
+        name = text.raw.decode("utf-8", "replace")  # in a prompt, a control token may be written out
+        return len(name) if name and self._echoed.startswith(name, self._offset) else 0
+
+    def take(self) -> str:
+        """The JSON object of what was added since the last call."""
+        found = (
+            f'{{"tokens":[{",".join(self._tokens)}],"token_logprobs":[{",".join(self._logprobs)}],'
+            f'"top_logprobs":[{",".join(self._top)}],"text_offset":[{",".join(self._offsets)}]}}'
+        )
+        self._clear()
+        return found
+
+
+def prompt_logprobs(tokens: Iterable[SampledToken], texts: TokenTexts) -> list[str]:
+    """Items of vLLM's ``prompt_logprobs``, ``{token id: {logprob, rank, decoded_token}}``; its first item is null.
+
+    tokens: of prompt positions 1, 2, ...  ``rank`` counts from 1 and is null where it is beyond what was asked for.
+    """
+    found = []
+    for token in tokens:
+        ranked = {token_id: (logprob, str(rank)) for rank, (token_id, logprob) in enumerate(token.top, 1)}
+        entries = {token.token_id: ranked.get(token.token_id, (token.logprob, "null"))} | ranked
+        found.append(
+            "{"
+            + ",".join(
+                f'"{token_id}":{{"logprob":{json_number(logprob)},"rank":{rank},"decoded_token":{texts[token_id].token}}}'
+                for token_id, (logprob, rank) in entries.items()
+            )
+            + "}"
+        )
+    return found

@@ -1,0 +1,56 @@
+"""What chat and completions answers have in common, as pieces of JSON text."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.api.logprobs import json_string
+from octavo.api.service import Service
+from octavo.core.output import RequestOutput
+from octavo.core.plan import FinishReason
+
+
+def new_id(prefix: str) -> str:
+    """The id of an answer, unique, unguessable."""
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def head(service: Service, answer_id: str, kind: str) -> str:
+    """The opening of a response or chunk, up to and without the comma before its next field."""
+    return (
+        f'{{"id":"{answer_id}","object":"{kind}","created":{int(time.time())},'
+        f'"model":{json_string(service.model_name)},'
+        f'"system_fingerprint":{json_string(service.engine.config.system_fingerprint)}'
+    )
+
+
+def id_list(token_ids: Sequence[int]) -> str:
+    """Token ids as a JSON array."""
+    return f"[{','.join(map(str, token_ids))}]"
+
+
+def finish_fields(output: RequestOutput) -> str:
+    """The fields ``finish_reason`` and ``stop_reason`` (the stop string or token id; null for the model's own end)."""
+    reason = output.stop_reason
+    stop = json_string(reason) if isinstance(reason, str) else "null" if reason is None else str(reason)
+    return f'"finish_reason":"{output.finish_reason}","stop_reason":{stop}'
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of an answer that is not streamed, as it grows."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish: str = ""  # its finish_fields
+    reason: FinishReason | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Take what is new."""
+        self.texts.append(output.text)
+        self.token_ids.extend(output.token_ids)
+        if output.finish_reason is not None:
+            self.finish, self.reason = finish_fields(output), output.finish_reason

@@ -1,0 +1,169 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.api.auth import Client
+from octavo.api.generation import Generation, sliced
+from octavo.api.json_body import body_schema, read_json
+from octavo.api.logprobs import chat_logprobs, json_string, prompt_logprobs
+from octavo.api.response_text import Choice, finish_fields, head, id_list, new_id
+from octavo.api.schemas_chat import ChatRequest
+from octavo.api.service import Service, client_of, service_of
+from octavo.api.sse import EventStream, event, until_disconnect
+from octavo.core.errors import InvalidRequest
+from octavo.core.output import RequestOutput
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=body_schema(ChatRequest))
+async def create_chat_completion(request: Request) -> Response:
+    """OpenAI's chat completions, with vLLM's further sampling parameters."""
+    service, client = service_of(request), client_of(request)
+    service.check_ready()
+    fields = ChatRequest.parse(await read_json(request))
+    service.check_model(fields.model)
+    answer = ChatAnswer(service, fields)
+    if fields.stream:
+        generation = await answer.start(client)
+        return EventStream(answer.events(generation), generation.abort)
+    return await until_disconnect(request.receive, answer.abort, answer.whole(client))
+
+
+class ChatAnswer:
+    """One request's way from messages to JSON."""
+
+    def __init__(self, service: Service, fields: ChatRequest) -> None:
+        self._service = service
+        self._fields = fields
+        self.id = new_id("chatcmpl")
+        self._texts = service.token_texts
+        self._prompt: Sequence[int] = ()
+        self._generation: Generation | None = None
+        # What the answer goes on from, where it is wanted as part of the answer.
+        self._echo: str = fields.messages[-1]["content"] if fields.echo else ""
+
+    def abort(self) -> None:
+        """End what runs."""
+        if self._generation is not None:
+            self._generation.abort()
+
+    async def start(self, client: Client) -> Generation:
+        """Render, tokenise, submit. Raises what is wrong with the request, before anything has been answered."""
+        fields, limit = self._fields, self._fields.output_limit
+        try:
+            sampling = await self._service.sampling_params(
+                fields,
+                max_tokens=limit[1],
+                logprobs=fields.num_logprobs,
+                prompt_logprobs=fields.prompt_logprobs,
+            )
+            self._prompt = await self._encode()
+            stream = self._service.submit(self._prompt, sampling, fields, client, request_id=self.id)
+        except InvalidRequest as error:
+            names = {"max_tokens": limit[0], "prompt": "messages", "logprobs": "top_logprobs"}
+            error.param = names.get(error.param or "", error.param)
+            raise
+        self._generation = Generation([stream], n=fields.n)
+        return self._generation
+
+    async def _encode(self) -> Sequence[int]:
+        """The prompt. To go on from the last message, its text follows the header that the template gives an answer."""
+        engine, fields = self._service.engine, self._fields
+        if not fields.continue_final_message:
+            return await engine.encode_chat(fields.messages, **fields.template_kwargs)
+        header = await engine.encode_chat(fields.messages[:-1], **fields.template_kwargs)
+        text: str = fields.messages[-1]["content"]
+        return [*header, *await engine.encode(text, parse_special=False, add_bos=False)]
+
+    async def whole(self, client: Client) -> Response:
+        """The answer in one piece."""
+        fields = self._fields
+        generation = await self.start(client)
+        choices = [Choice() for _ in range(fields.n)]
+        logprobs: list[list[str]] = [[] for _ in choices]
+        of_prompt: list[str] = ["null"]
+        try:
+            async with aclosing(generation.news()) as news:
+                async for items in news:
+                    for index, output in items:
+                        choices[index].add(output)
+                        if fields.logprobs:
+                            logprobs[index] += chat_logprobs(output.logprobs or (), self._texts)
+                        async for piece in sliced(output.prompt_logprobs or ()):
+                            of_prompt += prompt_logprobs(piece, self._texts)
+        finally:
+            generation.abort()
+        parts = (self._choice(*item) for item in zip(range(fields.n), choices, logprobs, strict=True))
+        body = (
+            f"{head(self._service, self.id, 'chat.completion')},"
+            f'"choices":[{",".join(parts)}],'
+            f'"usage":{generation.usage_json()}{self._prompt_fields(of_prompt)}}}'
+        )
+        return Response(body.encode(), media_type="application/json")
+
+    def _choice(self, index: int, choice: Choice, logprobs: list[str]) -> str:
+        fields = self._fields
+        text = json_string(self._echo + "".join(choice.texts))
+        token_ids = f',"token_ids":{id_list(choice.token_ids)}' if fields.return_token_ids else ""
+        entries = f'{{"content":[{",".join(logprobs)}],"refusal":null}}' if fields.logprobs else "null"
+        return (
+            f'{{"index":{index},"message":{{"role":"assistant","content":{text},"refusal":null}},'
+            f'"logprobs":{entries},{choice.finish}{token_ids}}}'
+        )
+
+    def _prompt_fields(self, of_prompt: list[str]) -> str:
+        fields, found = self._fields, ""
+        if fields.prompt_logprobs is not None:
+            found += f',"prompt_logprobs":[{",".join(of_prompt)}]'
+        if fields.return_token_ids:
+            found += f',"prompt_token_ids":{id_list(self._prompt)}'
+        return found
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
+        """The answer as events: per choice its role, its text in pieces, its end; then usage, where asked for."""
+        fields = self._fields
+        chunk_head = head(self._service, self.id, "chat.completion.chunk")
+        usage = ',"usage":null' if fields.include_usage else ""
+        opening, closing = f'data: {chunk_head},"choices":[{{"index":', f"}}]{usage}}}\n\n"
+        started: set[int] = set()
+        async with aclosing(generation.news()) as news:
+            async for items in news:
+                chunks: list[str] = []
+                for index, output in items:
+                    if index not in started:
+                        started.add(index)
+                        # vLLM's place for the prompt's ids: once, beside the choices
+                        once = f',"prompt_token_ids":{id_list(self._prompt)}' * (
+                            fields.return_token_ids and len(started) == 1
+                        )
+                        first = f'"delta":{{"role":"assistant","content":{json_string(self._echo)}}}'
+                        chunks.append(
+                            f'{opening}{index},{first},"logprobs":null,"finish_reason":null}}]{usage}{once}}}\n\n'
+                        )
+                    if (piece := self._piece(output)) is not None:
+                        chunks.append(f'{opening}{index},{piece},"finish_reason":null{closing}')
+                    if output.finish_reason is not None:
+                        chunks.append(f'{opening}{index},"delta":{{}},"logprobs":null,{finish_fields(output)}{closing}')
+                if chunks:
+                    yield "".join(chunks).encode()
+        if fields.include_usage:
+            yield event(f'{chunk_head},"choices":[],"usage":{generation.usage_json()}}}')
+
+    def _piece(self, output: RequestOutput) -> str | None:
+        """Delta and logprobs of a chunk; None if there is nothing to tell."""
+        fields = self._fields
+        if not output.text and not (output.token_ids and (fields.logprobs or fields.return_token_ids)):
+            return None
+        entries = "null"
+        if fields.logprobs:
+            entries = f'{{"content":[{",".join(chat_logprobs(output.logprobs or (), self._texts))}],"refusal":null}}'
+        token_ids = f',"token_ids":{id_list(output.token_ids)}' if fields.return_token_ids else ""
+        return f'"delta":{{"content":{json_string(output.text)}}},"logprobs":{entries}{token_ids}'

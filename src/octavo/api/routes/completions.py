@@ -1,0 +1,223 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.api.auth import Client
+from octavo.api.engine_protocol import OutputStream
+from octavo.api.generation import Generation, News, sliced
+from octavo.api.json_body import body_schema, read_json
+from octavo.api.logprobs import CompletionLogprobs, json_string, prompt_logprobs
+from octavo.api.response_text import Choice, finish_fields, head, id_list, new_id
+from octavo.api.schemas_completions import DEFAULT_MAX_TOKENS, CompletionRequest, Prompt
+from octavo.api.service import Service, client_of, service_of
+from octavo.api.sse import EventStream, event, until_disconnect
+from octavo.core.errors import InvalidRequest
+from octavo.core.output import RequestOutput
+from octavo.core.plan import SampledToken
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/completions", summary="Continue a prompt", openapi_extra=body_schema(CompletionRequest))
+async def create_completion(request: Request) -> Response:
+    """OpenAI's completions, with vLLM's further sampling parameters."""
+    service, client = service_of(request), client_of(request)
+    service.check_ready()
+    fields = CompletionRequest.parse(await read_json(request))
+    service.check_model(fields.model)
+    answer = CompletionAnswer(service, fields)
+    if fields.stream:
+        generation = await answer.start(client)
+        return EventStream(answer.events(generation), generation.abort)
+    return await until_disconnect(request.receive, answer.abort, answer.whole(client))
+
+
+class CompletionAnswer:
+    """One request's way from prompts to JSON. Choice = prompt index * n + choice index."""
+
+    def __init__(self, service: Service, fields: CompletionRequest) -> None:
+        self._service = service
+        self._fields = fields
+        self.id = new_id("cmpl")
+        self.request_ids: list[str] = []  # the engine's, one per prompt
+        self._prompts: list[Sequence[int]] = []
+        self._echoes: list[str] = []  # per prompt: its text, where it is part of the answer
+        self._generation: Generation | None = None
+
+    def abort(self) -> None:
+        """End what runs."""
+        if self._generation is not None:
+            self._generation.abort()
+
+    async def start(self, client: Client) -> Generation:
+        """Tokenise and submit every prompt, or none. Raises what is wrong, before anything has been answered."""
+        fields, service = self._fields, self._service
+        self._prompts = await asyncio.gather(*map(self._encode, fields.prompts))
+        self._echoes = await asyncio.gather(*map(self._echo, fields.prompts))
+        sampling = await service.sampling_params(
+            fields,
+            max_tokens=fields.max_tokens,
+            logprobs=fields.logprobs,
+            prompt_logprobs=fields.logprobs if self._echoes_logprobs else fields.prompt_logprobs,
+        )
+        streams: list[OutputStream] = []
+        try:
+            for index, prompt in enumerate(self._prompts):
+                sampling = replace(sampling, max_tokens=self._max_tokens(len(prompt)))
+                request_id = self.id if len(self._prompts) == 1 else f"{self.id}-{index}"
+                self.request_ids.append(request_id)
+                streams.append(service.submit(prompt, sampling, fields, client, request_id=request_id))
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
+        self._generation = Generation(streams, n=fields.n)
+        return self._generation
+
+    async def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        add_bos = None if self._fields.add_special_tokens else False
+        return await self._service.engine.encode(prompt, add_bos=add_bos)
+
+    async def _echo(self, prompt: Prompt) -> str:
+        if not self._fields.echo:
+            return ""
+        return prompt if isinstance(prompt, str) else await asyncio.to_thread(self._decode, prompt)
+
+    def _decode(self, prompt: Sequence[int]) -> str:
+        tokenizer = self._service.engine.tokenizer
+        worst = max(prompt)
+        if worst >= tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"the prompt has token id {worst} but the vocabulary has {tokenizer.vocab_size} tokens", param="prompt"
+            )
+        return tokenizer.decode(prompt)
+
+    def _max_tokens(self, num_prompt_tokens: int) -> int:
+        """What the request says, else OpenAI's 16, or what is left of the context if that is less."""
+        if self._fields.max_tokens is not None:
+            return self._fields.max_tokens
+        return max(1, min(DEFAULT_MAX_TOKENS, self._service.engine.config.max_model_len - num_prompt_tokens))
+
+    @property
+    def _echoes_logprobs(self) -> bool:
+        return self._fields.echo and self._fields.logprobs is not None
+
+    def _logprobs(self, choice: int) -> CompletionLogprobs:
+        return CompletionLogprobs(self._service.token_texts, echoed=self._echoes[choice // self._fields.n])
+
+    async def _add_prompt_logprobs(
+        self, logprobs: CompletionLogprobs, prompt: int, tokens: Sequence[SampledToken]
+    ) -> None:
+        """The echoed prompt's part of the arrays. tokens: of its positions 1, 2, ..."""
+        num_top = self._fields.logprobs or 0
+        logprobs.add(SampledToken(token_id=self._prompts[prompt][0]), num_top=num_top)
+        async for piece in sliced(tokens):
+            for token in piece:
+                logprobs.add(token, num_top=num_top)
+
+    async def whole(self, client: Client) -> Response:
+        """The answer in one piece."""
+        fields = self._fields
+        generation = await self.start(client)
+        choices = [Choice() for _ in range(generation.num_choices)]
+        arrays = [self._logprobs(choice) for choice in range(generation.num_choices)]
+        of_prompts: list[list[str]] = [["null"] for _ in self._prompts]
+        try:
+            async with aclosing(self._prompt_first(generation)) as news:
+                async for choice, output, of_prompt in news:
+                    prompt, is_first = choice // fields.n, not choices[choice].texts
+                    choices[choice].add(output)
+                    if is_first and self._echoes_logprobs:
+                        await self._add_prompt_logprobs(arrays[choice], prompt, of_prompt)
+                    if is_first and choice % fields.n == 0 and fields.prompt_logprobs is not None:
+                        async for piece in sliced(of_prompt):
+                            of_prompts[prompt] += prompt_logprobs(piece, self._service.token_texts)
+                    for token in output.logprobs or ():
+                        arrays[choice].add(token, num_top=fields.logprobs or 0)
+        finally:
+            generation.abort()
+        items = (
+            self._choice(index, choice, array, of_prompts[index // fields.n])
+            for index, (choice, array) in enumerate(zip(choices, arrays, strict=True))
+        )
+        body = (
+            f'{head(self._service, self.id, "text_completion")},"choices":[{",".join(items)}],'
+            f'"usage":{generation.usage_json()}}}'
+        )
+        return Response(body.encode(), media_type="application/json")
+
+    def _choice(self, index: int, choice: Choice, array: CompletionLogprobs, of_prompt: list[str]) -> str:
+        fields, prompt = self._fields, index // self._fields.n
+        text = json_string(self._echoes[prompt] + "".join(choice.texts))
+        logprobs = array.take() if fields.logprobs is not None else "null"
+        extra = f',"prompt_logprobs":[{",".join(of_prompt)}]' if fields.prompt_logprobs is not None else ""
+        if fields.return_token_ids:
+            extra += f',"token_ids":{id_list(choice.token_ids)},"prompt_token_ids":{id_list(self._prompts[prompt])}'
+        return f'{{"index":{index},"text":{text},"logprobs":{logprobs},{choice.finish}{extra}}}'
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
+        """The answer as events: text in pieces, the last piece of a choice with its end; then usage, if asked for."""
+        fields = self._fields
+        chunk_head = head(self._service, self.id, "text_completion")
+        usage = ',"usage":null' if fields.include_usage else ""
+        opening, closing = f'data: {chunk_head},"choices":[{{"index":', f"}}]{usage}}}\n\n"
+        arrays: dict[int, CompletionLogprobs] = {}
+        async with aclosing(self._prompt_first(generation)) as news:
+            async for choice, output, of_prompt in news:
+                text, extra, prompt = output.text, "", choice // fields.n
+                is_first = choice not in arrays
+                if is_first:
+                    arrays[choice] = self._logprobs(choice)
+                    text = self._echoes[prompt] + text
+                    if self._echoes_logprobs:
+                        await self._add_prompt_logprobs(arrays[choice], prompt, of_prompt)
+                for token in output.logprobs or ():
+                    arrays[choice].add(token, num_top=fields.logprobs or 0)
+                if fields.return_token_ids:
+                    extra = f',"token_ids":{id_list(output.token_ids)}'
+                    extra += f',"prompt_token_ids":{id_list(self._prompts[prompt])}' * is_first
+                has_news = text or (output.token_ids and (fields.logprobs is not None or fields.return_token_ids))
+                if not has_news and output.finish_reason is None:
+                    continue
+                logprobs = arrays[choice].take() if fields.logprobs is not None else "null"
+                finish = finish_fields(output) if output.finish_reason is not None else '"finish_reason":null'
+                yield (
+                    f'{opening}{choice},"text":{json_string(text)},"logprobs":{logprobs},{finish}{extra}{closing}'
+                ).encode()
+        if fields.include_usage:
+            yield event(f'{chunk_head},"choices":[],"usage":{generation.usage_json()}}}')
+
+    async def _prompt_first(
+        self, generation: Generation
+    ) -> AsyncGenerator[tuple[int, RequestOutput, Sequence[SampledToken]]]:
+        """News one by one, with the logprobs of the choice's prompt.
+
+        The engine computes these once per prompt and gives them to its first choice; where all choices show them, the
+        others wait for that one.
+        """
+        n = self._fields.n
+        of_prompt: dict[int, Sequence[SampledToken]] = {}
+        waiting: dict[int, News] = {}
+        async with aclosing(generation.news()) as news:
+            async for items in news:
+                for choice, output in items:
+                    prompt = choice // n
+                    if choice % n == 0 and prompt not in of_prompt:
+                        of_prompt[prompt] = output.prompt_logprobs or ()
+                    if prompt not in of_prompt and self._echoes_logprobs:
+                        waiting.setdefault(prompt, []).append((choice, output))
+                        continue
+                    yield choice, output, of_prompt.get(prompt, ())
+                    for held in waiting.pop(prompt, ()):
+                        yield *held, of_prompt[prompt]

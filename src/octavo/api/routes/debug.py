@@ -1,0 +1,174 @@
+"""The debug routes: a request's life, a batch step by step, the prefix cache.
+
+Access (``api.auth``): everything with an admin key, or on a loopback bind without keys. A client with an ordinary key
+sees its own requests; of others only counts and lengths.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from octavo.api.auth import Client
+from octavo.api.error_handlers import ApiError
+from octavo.api.generation import Generation
+from octavo.api.json_body import read_json
+from octavo.api.response_text import Choice
+from octavo.api.routes.chat import ChatAnswer
+from octavo.api.routes.completions import CompletionAnswer
+from octavo.api.schemas_chat import ChatRequest
+from octavo.api.schemas_completions import CompletionRequest
+from octavo.api.service import Service, client_of, service_of
+from octavo.api.sse import until_disconnect
+from octavo.core.errors import InvalidRequest
+from octavo.engine import inspection
+from octavo.engine.load import LoadedEngine
+
+router = APIRouter(prefix="/debug", tags=["debug"])
+
+
+@router.post("/lifecycle", summary="Run one request and show its life")
+async def run_lifecycle(request: Request) -> dict[str, Any]:
+    """``{prompt | messages, max_tokens, ...}`` -> ``{request_id, text, events, summary}``.
+
+    Takes what the chat or completions endpoint takes, for one sequence.
+    """
+    service, client = _debugger(request)
+    answer = _single_answer(service, await read_json(request))
+    choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
+    found = await service.engine.inspect(lambda engine: inspection.lifecycle(engine, answer.id))
+    assert found is not None, "a request that has just ended is remembered"
+    return {**_shown_to(client, found), "text": "".join(choices[0].texts)}
+
+
+@router.get("/lifecycle/{request_id}", summary="Show a request's life")
+async def read_lifecycle(request: Request, request_id: str) -> dict[str, Any]:
+    """Events and summary of a live or recently ended request, by the ``id`` of its answer."""
+    service, client = _debugger(request)
+
+    def look(engine: LoadedEngine) -> dict[str, Any] | None:
+        trace = engine.core.tracer.request(request_id)
+        if trace is None or not (client.is_admin or trace.request.client == client.id):
+            return None
+        return inspection.lifecycle(engine, request_id)
+
+    found = await service.engine.inspect(look)
+    if found is None:
+        raise ApiError(404, f"request {request_id[:80]!r} is not known, or not any more", code="request_not_found")
+    return _shown_to(client, found)
+
+
+@router.post("/batch", summary="Run prompts together and show the steps")
+async def run_batch(request: Request) -> dict[str, Any]:
+    """``{prompts, max_tokens, ...}`` -> ``{steps, outputs}``: what each step ran for whom, and why so much."""
+    service, client = _debugger(request)
+    body = await read_json(request)
+    if "prompts" not in body or "prompt" in body:
+        raise InvalidRequest("give prompts: a list of strings or of lists of token ids", param="prompts")
+    body["prompt"] = body.pop("prompts")
+    fields = CompletionRequest.parse(_not_streamed(body))
+    service.check_model(fields.model)
+    answer = CompletionAnswer(service, fields)
+    first_step = await service.engine.inspect(lambda engine: _last_step(engine) + 1)
+    choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
+    own = {name if index == 0 else f"{name}#{index}" for name in answer.request_ids for index in range(fields.n)}
+    steps = await service.engine.inspect(lambda engine: inspection.steps(engine, first_step - 1))
+    steps = [step for step in steps if any(chunk["request_id"] in own for chunk in step["chunks"])]
+    if not client.is_admin:
+        steps = [_without_others(step, own) for step in steps]
+    outputs = [
+        {"index": index, "text": "".join(choice.texts), "token_ids": choice.token_ids, "finish_reason": choice.reason}
+        for index, choice in enumerate(choices)
+    ]
+    return {"steps": steps, "outputs": outputs}
+
+
+@router.get("/prefix_cache", summary="The prefix cache in figures")
+async def prefix_cache(request: Request) -> dict[str, Any]:
+    """Depth, nodes, cached and pinned blocks, hits, misses, hit tokens, hit rate (by tokens), evictions."""
+    service, _ = _debugger(request)
+    return await service.engine.inspect(inspection.prefix_cache)
+
+
+def _debugger(request: Request) -> tuple[Service, Client]:
+    """The service and a caller who may debug. Raises 403, or 503 while loading."""
+    service, client = service_of(request), client_of(request)
+    if not client.id:  # anonymous: everybody's requests look like one's own
+        service.keyring.require_admin(client)
+    service.check_ready()
+    return service, client
+
+
+def _single_answer(service: Service, body: dict[str, Any]) -> ChatAnswer | CompletionAnswer:
+    """An answer to one conversation or prompt. Raises InvalidRequest if the body asks for several sequences."""
+    if ("prompt" in body) == ("messages" in body):
+        raise InvalidRequest("give either prompt or messages", param="prompt")
+    if body.get("n") not in (None, 1):
+        raise InvalidRequest("n must be 1 here; POST /debug/batch runs several", param="n")
+    body = _not_streamed(body)
+    if "messages" in body:
+        chat = ChatRequest.parse(body)
+        service.check_model(chat.model)
+        return ChatAnswer(service, chat)
+    completion = CompletionRequest.parse(body)
+    service.check_model(completion.model)
+    if len(completion.prompts) != 1:
+        raise InvalidRequest("give one prompt here; POST /debug/batch runs several", param="prompt")
+    return CompletionAnswer(service, completion)
+
+
+def _not_streamed(body: dict[str, Any]) -> dict[str, Any]:
+    if body.get("stream"):
+        raise InvalidRequest("debug routes answer in one piece; leave stream out", param="stream")
+    return body
+
+
+async def _run(answer: ChatAnswer | CompletionAnswer, client: Client) -> list[Choice]:
+    """All choices of an answer, finished."""
+    generation: Generation = await answer.start(client)
+    choices = [Choice() for _ in range(generation.num_choices)]
+    try:
+        async with aclosing(generation.news()) as news:
+            async for items in news:
+                for index, output in items:
+                    choices[index].add(output)
+    finally:
+        generation.abort()
+    return choices
+
+
+def _last_step(engine: LoadedEngine) -> int:
+    steps = engine.core.tracer.steps(limit=1)
+    return steps[0].step_id if steps else -1
+
+
+def _shown_to(client: Client, life: dict[str, Any]) -> dict[str, Any]:
+    """A life without the tokens of whoever else has the nearest cached prefix, unless an admin asks."""
+    if client.is_admin:
+        return life
+    events = [{**event, "facts": _without_nearest(event["facts"])} for event in life["events"]]
+    return {**life, "events": events}
+
+
+def _without_nearest(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name != "nearest"}
+
+
+def _without_others(step: dict[str, Any], own: set[str]) -> dict[str, Any]:
+    """A step in which other clients' requests are counts and lengths."""
+
+    def name(request_id: str) -> str | None:
+        return request_id if request_id in own else None
+
+    return {
+        **step,
+        "chunks": [{**chunk, "request_id": name(chunk["request_id"])} for chunk in step["chunks"]],
+        "admitted": [
+            {**item, "facts": _without_nearest(item["facts"])} for item in step["admitted"] if item["request_id"] in own
+        ],
+        "preempted": [name(request_id) for request_id in step["preempted"]],
+        "waiting_for": {key: why for key, why in step["waiting_for"].items() if key in own},
+    }

@@ -1,0 +1,28 @@
+"""``GET /v1/stats``: latencies, throughput and cache use over a window. Counts only, so any client may ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from octavo.api.service import service_of
+from octavo.core.errors import InvalidRequest
+from octavo.engine import inspection
+
+router = APIRouter(tags=["octavo"])
+
+#: Windows by name, in seconds.
+WINDOWS = {"1m": 60.0, "5m": 300.0, "15m": 900.0, "1h": 3600.0}
+
+
+@router.get("/v1/stats", summary="Latency, throughput, cache use")
+async def stats(request: Request, window: str = "5m") -> dict[str, Any]:
+    """TTFT, TPOT, ITL and step time in seconds (mean, p50, p99), tokens per second, KV use, prefix hit rate."""
+    if window not in WINDOWS:
+        raise InvalidRequest(f"window is {window[:40]!r} but must be one of {', '.join(WINDOWS)}", param="window")
+    service = service_of(request)
+    service.check_ready()
+    found = await service.engine.inspect(lambda engine: inspection.stats(engine, WINDOWS[window]))
+    return {"window": window, **found}

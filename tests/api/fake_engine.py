@@ -1,0 +1,294 @@
+"""An engine without a model, with the real one's interface: tokens are bytes, the answer is known beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from octavo.core.config import EngineConfig, ResolvedConfig
+from octavo.core.errors import EngineUnavailable, InvalidRequest, QueueFull
+from octavo.core.output import RequestOutput, Usage
+from octavo.core.plan import SampledToken
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.requests import make_requests
+
+EOS, START = 256, 257
+CONTROL = {EOS: b"<|eos|>", START: b"<|start|>"}
+VOCAB_SIZE = 260  # two ids beyond the tokenizer's, as in models with a padded embedding
+
+
+class ByteTokenizer:
+    """Token id = byte; 256 and 257 are control tokens."""
+
+    vocab_size = 258
+    eos_token_ids = frozenset({EOS})
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return CONTROL.get(token_id, bytes([token_id]) if token_id < 256 else b"")
+
+    def is_control(self, token_id: int) -> bool:
+        return token_id in CONTROL
+
+    def encode(self, text: str, *, parse_special: bool = False, add_bos: bool | None = None) -> list[int]:
+        if not parse_special:
+            return list(text.encode())
+        pieces = re.split(b"(<\\|eos\\|>|<\\|start\\|>)", text.encode())
+        ids_by_name = {name: token_id for token_id, name in CONTROL.items()}
+        return [i for piece in pieces for i in ([ids_by_name[piece]] if piece in ids_by_name else piece)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token for token in token_ids if token < 256).decode("utf-8", "replace")
+
+
+class FakeStream:
+    """Outputs of one submission."""
+
+    def __init__(self, engine: FakeEngine, request_id: str, requests: Sequence[Request]) -> None:
+        self._engine = engine
+        self.request_id = request_id
+        self._pending: list[RequestOutput] = []
+        self._news = asyncio.Event()
+        self._open = len(requests)
+        self._error: Exception | None = None
+        self.task = asyncio.create_task(self._run(requests))
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> list[RequestOutput]:
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if not self._open:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        pending, self._pending = self._pending, []
+        return pending
+
+    def abort(self) -> None:
+        if self._open:
+            self._open = 0
+            self._engine.aborted.append(self.request_id)
+            self.task.cancel()
+            self._engine.streams.discard(self)
+            self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error, self._open = error, 0
+        self.task.cancel()
+        self._news.set()
+
+    async def _run(self, requests: Sequence[Request]) -> None:
+        live = [_Sequence(request, self._engine) for request in requests]
+        while live:
+            await asyncio.sleep(self._engine.step_s)
+            self._engine.num_steps += 1
+            for sequence in list(live):
+                output = sequence.step()
+                if output.finish_reason is not None:
+                    live.remove(sequence)
+                    self._open -= 1
+                if output.text or output.token_ids or output.finish_reason:
+                    self._pending.append(output)
+                    self._news.set()
+        self._engine.streams.discard(self)
+
+
+class _Sequence:
+    """One choice: draws the known answer's bytes one by one."""
+
+    def __init__(self, request: Request, engine: FakeEngine) -> None:
+        self.request, self.engine = request, engine
+        answer = engine.answer(request)
+        ends = EOS if not request.sampling.ignore_eos else 0x2E
+        self.planned = [*answer.encode(), *([ends] if not request.sampling.ignore_eos else [ends] * request.max_tokens)]
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.text, self.sent, self.num_tokens = "", 0, 0
+
+    def _logprobs(self, token: int, num_top: int) -> SampledToken:
+        others = [(token + step) % VOCAB_SIZE for step in range(num_top)]
+        return SampledToken(
+            token_id=token, logprob=-0.5, top=tuple((other, -0.5 - 0.25 * rank) for rank, other in enumerate(others))
+        )
+
+    def step(self) -> RequestOutput:
+        sampling, first = self.request.sampling, self.num_tokens == 0
+        prompt_logprobs = None
+        if sampling.prompt_logprobs is not None and first:
+            prompt_logprobs = tuple(
+                self._logprobs(token, sampling.prompt_logprobs) for token in self.request.prompt_token_ids[1:]
+            )
+        if self.request.max_tokens == 0:
+            return self._output("", (), "length", None, prompt_logprobs)
+        if self.num_tokens == self.engine.fail_after:
+            return self._output("", (), "error", "logits were not finite", prompt_logprobs)
+        token = self.planned[self.num_tokens]
+        self.num_tokens += 1
+        finish, stop = None, None
+        if token in self.request.stop_token_ids:
+            finish, stop = "stop", None if token == EOS else token
+        else:
+            self.text += self.decoder.decode(bytes([token]))
+            for string in sampling.stop:
+                if (at := self.text.find(string)) >= 0:
+                    self.text = self.text[: at + len(string) * sampling.include_stop_str_in_output]
+                    finish, stop = "stop", string
+        if finish is None and self.num_tokens == self.request.max_tokens:
+            finish = "length"
+            self.text += self.decoder.decode(b"", final=True)
+        held = 0 if finish else max(map(len, sampling.stop), default=1) - 1
+        news = self.text[self.sent : len(self.text) - held]
+        self.sent += len(news)
+        return self._output(news, (token,), finish, stop, prompt_logprobs)
+
+    def _output(
+        self,
+        text: str,
+        tokens: tuple[int, ...],
+        finish: Any,
+        stop: int | str | None,
+        prompt_logprobs: tuple[SampledToken, ...] | None,
+    ) -> RequestOutput:
+        request, wanted = self.request, self.request.sampling.logprobs
+        return RequestOutput(
+            request_id=request.request_id,
+            choice_index=request.choice_index,
+            text=text,
+            token_ids=tokens,
+            logprobs=None if wanted is None else tuple(self._logprobs(token, wanted) for token in tokens),
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=finish,
+            stop_reason=stop,
+            usage=None
+            if finish is None
+            else Usage(
+                prompt_tokens=len(request.prompt_token_ids),
+                completion_tokens=self.num_tokens,
+                cached_tokens=self.engine.cached_tokens,
+            ),
+        )
+
+
+class FakeEngine:
+    """Knobs are plain attributes; ``reset`` restores them."""
+
+    def __init__(self, *, max_model_len: int = 512, load_s: float = 0.0, **wish: Any) -> None:
+        self.state, self.dead_reason = "loading", None
+        self.load_s, self.load_error = load_s, None
+        self._config = ResolvedConfig(
+            wish=EngineConfig(**wish),
+            model_path="/nowhere/fake.gguf",
+            model_name="fake",
+            backend="fake",
+            device="cpu",
+            dtype="float32",
+            kv_dtype="float32",
+            threads=1,
+            max_model_len=max_model_len,
+            max_num_seqs=64,
+            block_size=16,
+            num_blocks=64,
+            kv_cache_bytes=1,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=frozenset({EOS}),
+            system_fingerprint="fp_fake",
+        )
+        self._tokenizer = ByteTokenizer()
+        self.has_chat_template = True
+        self.reset()
+
+    def reset(self) -> None:
+        self.answer: Callable[[Request], str] = lambda request: f"Grüße, 世界 {request.choice_index}"
+        self.step_s = 0.0
+        self.fail_after: int | None = None
+        self.queue_full = False
+        self.cached_tokens = 0
+        self.num_steps = 0
+        self.requests: list[Request] = []
+        self.chats: list[tuple[Any, dict[str, Any]]] = []
+        self.aborted: list[str] = []
+        self.streams: set[FakeStream] = set()
+
+    def _check_loaded(self) -> None:
+        if self.state == "loading":
+            raise EngineUnavailable("the model is still loading")
+
+    @property
+    def config(self) -> ResolvedConfig:
+        self._check_loaded()
+        return self._config
+
+    @property
+    def tokenizer(self) -> ByteTokenizer:
+        self._check_loaded()
+        return self._tokenizer
+
+    async def start(self) -> None:
+        await asyncio.sleep(self.load_s)
+        if self.load_error is not None:
+            self.state = "dead"
+            raise self.load_error
+        self.state = "ready"
+
+    async def drain(self, timeout_s: float) -> None:
+        self.state = "draining"
+        tasks = [stream.task for stream in self.streams]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+
+    async def stop(self) -> None:
+        self.die("stopped")
+
+    def die(self, reason: str) -> None:
+        self.state, self.dead_reason = "dead", reason
+        for stream in tuple(self.streams):
+            stream.fail(EngineUnavailable(f"the engine is dead: {reason}"))
+        self.streams.clear()
+
+    async def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
+        await asyncio.sleep(0)
+        return self.tokenizer.encode(text, parse_special=parse_special, add_bos=add_bos)
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
+        await asyncio.sleep(0)
+        if not self.has_chat_template:
+            raise InvalidRequest("fake has no chat template", param="messages")
+        self.chats.append((messages, template_kwargs))
+        return [START, *"".join(f"{m['role']}:{m['content']}\n" for m in messages).encode()]
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        n: int = 1,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: bytes = b"",
+    ) -> FakeStream:
+        if self.state != "ready":
+            raise EngineUnavailable(f"the engine is {self.state}")
+        if self.queue_full:
+            raise QueueFull("1024 requests wait; the limit is 1024", retry_after_s=2.5)
+        requests = make_requests(
+            self.config,
+            prompt_token_ids,
+            sampling,
+            request_id=request_id,
+            arrival_s=time.monotonic(),
+            n=n,
+            priority=priority,
+            client=client,
+            cache_salt=cache_salt,
+        )
+        self.requests += requests
+        stream = FakeStream(self, request_id, requests)
+        self.streams.add(stream)
+        return stream

@@ -1,0 +1,136 @@
+"""Clients that leave, read slowly, or wait long: over real sockets, since only these disconnect."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from live_server import LiveServer, wait_for
+from wire import CHAT, COMPLETIONS, HELLO, answer_of, chat
+
+from octavo.api import sse
+
+
+def open_request(
+    server: LiveServer, path: str = CHAT, *, receive_buffer: int | None = None, **fields: Any
+) -> socket.socket:
+    body = json.dumps(({"messages": HELLO} if path == CHAT else {"prompt": "x"}) | fields).encode()
+    sock = socket.socket()
+    sock.settimeout(5)
+    if receive_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.connect(("127.0.0.1", server.port))
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    )
+    sock.sendall(head.encode() + b"\r\n" + body)
+    return sock
+
+
+def close_politely(sock: socket.socket) -> None:
+    sock.close()
+
+
+def close_rudely(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST instead of FIN
+    sock.close()
+
+
+@pytest.mark.parametrize("close", [close_politely, close_rudely])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_client_that_leaves_is_aborted_within_a_step(
+    server: LiveServer, path: str, stream: bool, close: Callable[[socket.socket], None]
+) -> None:
+    server.engine.step_s = 0.05
+    sock = open_request(server, path, stream=stream, ignore_eos=True, max_tokens=200)
+    assert wait_for(lambda: server.engine.num_steps >= 3)
+    assert server.engine.aborted == []
+    steps = server.engine.num_steps
+    close(sock)
+    assert wait_for(lambda: len(server.engine.aborted) == 1)
+    assert server.engine.num_steps <= steps + 1
+    assert server.engine.streams == set()
+
+
+def test_all_prompts_and_choices_of_a_client_that_leaves_are_aborted(server: LiveServer) -> None:
+    server.engine.step_s = 0.02
+    sock = open_request(server, COMPLETIONS, prompt=["a", "b", "c"], n=2, ignore_eos=True, max_tokens=200)
+    assert wait_for(lambda: server.engine.num_steps >= 3)
+    sock.close()
+    assert wait_for(lambda: len(server.engine.aborted) == 3)
+    assert server.engine.streams == set()
+
+
+def test_a_client_that_leaves_before_the_first_token_is_aborted(server: LiveServer) -> None:
+    for stream in (True, False):
+        server.engine.reset()
+        server.engine.step_s = 30.0
+        sock = open_request(server, stream=stream)
+        assert wait_for(lambda: len(server.engine.streams) == 1)
+        sock.close()
+        assert wait_for(lambda: len(server.engine.aborted) == 1)
+
+
+def test_a_client_that_reads_to_the_end_is_not_aborted_and_may_go_on(server: LiveServer) -> None:
+    for _ in range(3):
+        chat(server.http, stream=True)
+        answer_of(chat(server.http))
+    assert server.engine.aborted == []
+    assert server.engine.streams == set()
+
+
+def test_a_quiet_stream_is_kept_alive_with_comments(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.05)
+    server.engine.step_s = 0.3
+    response = chat(server.http, stream=True, max_tokens=2)
+    events = [event for event in response.text.split("\n\n") if event]
+    assert [event for event in events if event.startswith(":")].count(": keep-alive") >= 3
+    assert events[0] == ": keep-alive"  # before the first token already
+    assert events[-1] == "data: [DONE]"
+
+
+def test_a_busy_stream_has_no_comments(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.2)
+    server.engine.step_s = 0.02
+    assert ": keep-alive" not in chat(server.http, stream=True, max_tokens=30, ignore_eos=True).text
+
+
+def test_a_slow_reader_gets_its_text_in_larger_pieces_and_loses_none(server: LiveServer) -> None:
+    server.engine.answer = lambda request: "x" * 400
+    server.set_send_buffer(16384)
+    sock = open_request(server, receive_buffer=16384, stream=True, n=2, logprobs=True, top_logprobs=20)
+    # the engine does not wait for the reader
+    assert wait_for(lambda: len(server.engine.requests) == 2 and not server.engine.streams)
+    data = b""
+    while not data.endswith(b"0\r\n\r\n"):
+        data += sock.recv(1 << 20)
+    sock.close()
+    choices = [
+        json.loads(line[6:])["choices"][0] for line in dechunk(data).split(b"\n\n") if line.startswith(b"data: {")
+    ]
+    texts, num_logprobs = [""] * 2, [0] * 2
+    for choice in choices:
+        texts[choice["index"]] += choice["delta"].get("content", "")
+        num_logprobs[choice["index"]] += len(choice["logprobs"]["content"]) if choice["logprobs"] else 0
+    assert texts == ["x" * 400] * 2
+    assert num_logprobs == [401] * 2
+    assert len(choices) < 200
+
+
+def dechunk(data: bytes) -> bytes:
+    """The body of a chunked answer."""
+    pieces = []
+    _, _, rest = data.partition(b"\r\n\r\n")
+    at = 0
+    while (end := rest.find(b"\r\n", at)) >= 0:
+        size = int(rest[at:end], 16)
+        pieces.append(rest[end + 2 : end + 2 + size])
+        at = end + 2 + size + 2
+        if size == 0:
+            break
+    return b"".join(pieces)
