@@ -65,13 +65,29 @@ def test_what_cannot_be_served_is_refused_by_name(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", -0.1), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -2),
-        ("top_k", 1.5), ("min_p", 2.0), ("repetition_penalty", 0.0), ("presence_penalty", 3.0), ("logprobs", 21),
-        ("max_tokens", -1), ("seed", 2**64), ("dry_allowed_length", 0), ("temperature", True), ("temperature", 10**400), ("top_p", 10**400), ("stop", ("",)),
-        ("stop", ("x",) * 17), ("allowed_token_ids", ()), ("bad_words_token_ids", ((),)),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", True),
+        ("temperature", 10**400),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_p", 10**400),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", 2.0),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 3.0),
+        ("logprobs", 21),
+        ("max_tokens", -1),
+        ("seed", 2**64),
+        ("dry_allowed_length", 0),
+        ("stop", ("",)),
+        ("stop", ("x",) * 17),
+        ("allowed_token_ids", ()),
+        ("bad_words_token_ids", ((),)),
         ("logit_bias", ((1, float("nan")),)),
     ],
-)  # fmt: skip
+)
 def test_a_parameter_out_of_range_is_named(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=field.removesuffix("_token_ids").split("_ids")[0]):
         SamplingParams(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,310 @@
+"""The thread around the engine, with a runner that has no model: the next token is a function of the position."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from octavo.core.config import EngineConfig, ResolvedConfig
+from octavo.core.errors import ConfigError, EngineUnavailable, InvalidRequest, PromptTooLong, QueueFull
+from octavo.core.output import RequestOutput
+from octavo.core.plan import SampledToken, StepPlan, StepResult
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.async_engine import AsyncEngine, RequestStream
+from octavo.engine.engine_core import EngineCore
+from octavo.engine.load import LoadedEngine
+from octavo.engine.output_processor import OutputProcessor
+from octavo.observability.metrics import Metrics
+from octavo.observability.trace import Tracer
+from octavo.scheduler.scheduler import Scheduler
+
+VOCAB = 128
+TOKENIZER = SimpleNamespace(
+    vocab_size=VOCAB,
+    bytes_by_id=[bytes([i]) for i in range(VOCAB)],
+    visible_bytes_by_id=[bytes([i]) for i in range(VOCAB)],
+    adds_space_prefix=False,
+    encode=lambda text, **_: list(text.encode()),
+)
+
+
+class Runner:
+    """Token at position p is ``ord("a") + p % 26``. Has knobs to be slow, to raise, and to return a bad row."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.raise_for: set[str] = set()
+        self.bad_rows: set[str] = set()
+        self.seen: list[str] = []
+        self.closed = False
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.gate.wait(10)
+        self.seen += [chunk.request_id for chunk in plan.chunks]
+        if any(chunk.request_id in self.raise_for for chunk in plan.chunks):
+            raise RuntimeError("the kernel fell over")
+        failed = tuple(i for i, chunk in enumerate(plan.chunks) if chunk.request_id in self.bad_rows)
+        tokens = tuple(
+            None if chunk.draw is None or i in failed else SampledToken(token_id=ord("a") + chunk.end % 26)
+            for i, chunk in enumerate(plan.chunks)
+        )
+        return StepResult(step_id=plan.step_id, tokens=tokens, failed=failed, forward_s=1e-4)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def load(runner: Runner) -> Callable[[EngineConfig], LoadedEngine]:
+    def build(wish: EngineConfig) -> LoadedEngine:
+        config = ResolvedConfig(
+            wish=wish, model_path="", model_name="toy", backend="none", device="none", dtype="", kv_dtype="", threads=1,
+            max_model_len=64, max_num_seqs=wish.max_num_seqs, block_size=4, num_blocks=64, kv_cache_bytes=0,
+            vocab_size=VOCAB, eos_token_ids=frozenset({0}), system_fingerprint="",
+        )  # fmt: skip
+        core = EngineCore(
+            Scheduler.from_config(wish, num_blocks=config.num_blocks, max_model_len=config.max_model_len),
+            runner,
+            Tracer(Metrics()),
+        )
+        return LoadedEngine(
+            config=config,
+            tokenizer=cast(Any, TOKENIZER),
+            chat_template=None,
+            core=core,
+            processor=OutputProcessor(cast(Any, TOKENIZER), core.facts),
+            runner=cast(Any, runner),
+            load_s=0.0,
+        )
+
+    return build
+
+
+def with_engine(test: Callable[[AsyncEngine, Runner], Awaitable[None]], **wish: Any) -> None:
+    """Run ``test`` on a started engine; afterwards everything must be free and the bookkeeping clean."""
+
+    async def run() -> None:
+        runner = Runner()
+        engine = AsyncEngine(EngineConfig(block_size=4, **wish), load=load(runner))
+        await engine.start()
+        try:
+            await test(engine, runner)
+            if engine.state != "dead":
+                await engine.inspect(lambda e: e.core.scheduler.manager.check_integrity())
+        finally:
+            runner.gate.set()
+            await engine.stop()
+        assert runner.closed
+
+    asyncio.run(run())
+
+
+async def collect(stream: RequestStream) -> list[RequestOutput]:
+    return [output async for outputs in stream for output in outputs]
+
+
+def params(max_tokens: int = 5, **fields: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, **fields)
+
+
+def test_many_requests_at_once_each_get_their_own_tokens() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        lengths = range(1, 30)
+        streams = [engine.submit([9] * n, params(), request_id=f"r{n}") for n in lengths]
+        for n, outputs in zip(lengths, await asyncio.gather(*map(collect, streams)), strict=True):
+            assert "".join(o.text for o in outputs) == "".join(chr(ord("a") + (n + i) % 26) for i in range(5))
+            assert outputs[-1].finish_reason == "length"
+            assert outputs[-1].usage is not None
+            assert outputs[-1].usage.completion_tokens == 5
+            assert outputs[-1].timings is not None
+
+    with_engine(test)
+
+
+def test_choices_are_interleaved_and_each_ends_once() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        outputs = await collect(engine.submit([1, 2, 3], params(), request_id="r", n=3))
+        ends = [o.choice_index for o in outputs if o.finish_reason]
+        assert sorted(ends) == [0, 1, 2]
+
+    with_engine(test)
+
+
+def test_leaving_a_stream_ends_its_request_before_the_next_step() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        stream = engine.submit([1], params(60), request_id="r")
+        async with aclosing(stream):
+            await anext(stream)
+        steps_before = await engine.inspect(lambda e: e.core.tracer.metrics.steps)
+        pinned, steps = await engine.inspect(
+            lambda e: (e.core.scheduler.manager.stats().pinned_blocks, e.core.tracer.metrics.steps)
+        )
+        assert (pinned, steps) == (0, steps_before), "nothing ran after the abort"
+        stream.abort()  # twice is fine
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    with_engine(test)
+
+
+def test_a_stop_string_ends_a_request_before_the_next_step() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        outputs = await collect(engine.submit([1], params(50, stop=("ef",)), request_id="r"))
+        assert "".join(o.text for o in outputs) == "bcd"
+        assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", "ef")
+        assert runner.seen.count("r") == 5, "one step per token drawn: b c d e f"
+        ended = await engine.inspect(lambda e: dict(e.core.tracer.metrics.requests_ended))
+        assert ended == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+
+    with_engine(test)
+
+
+def test_one_bad_row_fails_one_request_only() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        runner.bad_rows.add("bad")
+        good, bad = (engine.submit([1], params(), request_id=name) for name in ("good", "bad"))
+        runner.gate.set()
+        outputs = await asyncio.gather(collect(good), collect(bad))
+        assert outputs[0][-1].finish_reason == "length"
+        assert outputs[1][-1].finish_reason == "error"
+        assert "not finite" in str(outputs[1][-1].stop_reason)
+
+    with_engine(test)
+
+
+def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.raise_for.add("bad")
+        outputs = await collect(engine.submit([1], params(), request_id="bad"))
+        assert outputs[-1].finish_reason == "error"
+        assert "the kernel fell over" in str(outputs[-1].stop_reason)
+        outputs = await collect(engine.submit([1], params(), request_id="good"))
+        assert outputs[-1].finish_reason == "length"
+        assert engine.state == "ready"
+
+    with_engine(test)
+
+
+def test_a_dead_engine_fails_every_stream_and_refuses_new_ones() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        stream = engine.submit([1], params(), request_id="r")
+
+        def break_it(loaded: LoadedEngine) -> None:
+            loaded.core.scheduler.plan = None  # type: ignore[assignment, method-assign]
+
+        pending = asyncio.ensure_future(engine.inspect(break_it))
+        await asyncio.sleep(0)
+        runner.gate.set()
+        await pending
+        with pytest.raises(EngineUnavailable, match="dead"):
+            await collect(stream)
+        assert engine.state == "dead"
+        with pytest.raises(EngineUnavailable, match="NoneType"):
+            engine.submit([1], params(), request_id="again")
+
+    with_engine(test)
+
+
+def test_what_cannot_be_served_is_refused_before_it_is_queued() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        with pytest.raises(PromptTooLong):
+            engine.submit([1] * 65, params(), request_id="r")
+        with pytest.raises(InvalidRequest, match="token id 128"):
+            engine.submit([128], params(), request_id="r")
+        with pytest.raises(InvalidRequest, match="n is 17"):
+            engine.submit([1], params(), request_id="r", n=17)
+        with pytest.raises(InvalidRequest, match="no chat template"):
+            await engine.encode_chat([{"role": "user", "content": "hi"}])
+        runner.gate.clear()
+        stream = engine.submit([1], params(), request_id="r")
+        with pytest.raises(InvalidRequest, match="in use"):
+            engine.submit([1], params(), request_id="r")
+        runner.gate.set()
+        await collect(stream)
+
+    with_engine(test)
+
+
+def test_a_full_queue_refuses_and_opens_again() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        streams = [engine.submit([1], params(), request_id=f"r{i}") for i in range(3)]
+        with pytest.raises(QueueFull, match="limit is 3"):
+            engine.submit([1], params(), request_id="one more")
+        runner.gate.set()
+        await asyncio.gather(*map(collect, streams))
+        await collect(engine.submit([1], params(), request_id="later"))
+
+    with_engine(test, max_num_seqs=1, max_queue=2)
+
+
+def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        stream = engine.submit([1], params(), request_id="r")
+        drain = asyncio.ensure_future(engine.drain(10))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineUnavailable, match="draining"):
+            engine.submit([1], params(), request_id="late")
+        runner.gate.set()
+        outputs = await collect(stream)
+        await drain
+        assert outputs[-1].finish_reason == "length"
+
+    with_engine(test)
+
+
+def test_draining_gives_up_after_its_time() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        stream = engine.submit([1], params(), request_id="r")
+        started = time.monotonic()
+        await engine.drain(0.05)
+        assert time.monotonic() - started < 5
+        runner.gate.set()
+        stream.abort()
+
+    with_engine(test)
+
+
+def test_an_error_inside_inspect_reaches_the_caller_and_nobody_else() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await engine.inspect(lambda e: 1 // 0)
+        assert engine.state == "ready"
+
+    with_engine(test)
+
+
+def test_text_is_encoded_off_the_loop() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        assert await engine.encode("ab") == [97, 98]
+
+    with_engine(test)
+
+
+def test_a_load_that_fails_says_why_and_leaves_a_dead_engine() -> None:
+    async def run() -> None:
+        def fail(wish: EngineConfig) -> LoadedEngine:
+            raise ConfigError("no such thing")
+
+        engine = AsyncEngine(EngineConfig(), load=fail)
+        with pytest.raises(EngineUnavailable, match="loading"):
+            _ = engine.config
+        with pytest.raises(ConfigError, match="no such thing"):
+            await engine.start()
+        assert engine.state == "dead"
+        with pytest.raises(EngineUnavailable, match="no such thing"):
+            engine.submit([1], params(), request_id="r")
+        await engine.stop()
+
+    asyncio.run(run())

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo import LLM, InvalidRequest, SamplingParams
+from octavo.core.config import EngineConfig
+from weights.gguf_writer import random_llama
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    path = tmp_path_factory.mktemp("model") / "random.gguf"
+    random_llama(path, seed=1)
+    return LLM(str(path), max_num_seqs=4, max_model_len=64)
+
+
+def test_results_come_in_the_order_of_the_prompts_whatever_their_number(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    prompts = [[3 + i % 20] * (1 + i % 7) for i in range(23)]
+    results = llm.generate(prompts, params, progress=True)
+    assert [list(result.prompt_token_ids) for result in results] == prompts
+    alone = [llm.generate(prompt, params)[0].completions[0].token_ids for prompt in prompts]
+    assert [result.completions[0].token_ids for result in results] == alone
+
+
+def test_each_prompt_may_have_its_own_parameters_and_several_choices(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, seed=n, logprobs=1) for n in (1, 2, 3)]
+    results = llm.generate(["a", "b", "c"], params, n=2)
+    assert [[len(c.token_ids) for c in r.completions] for r in results] == [[1, 1], [2, 2], [3, 3]]
+    assert all(c.logprobs and len(c.logprobs) == len(c.token_ids) for r in results for c in r.completions)
+
+
+def test_prompt_logprobs_cover_every_position_but_the_first(llm: LLM) -> None:
+    (result,) = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=0, prompt_logprobs=2))
+    assert result.prompt_logprobs is not None
+    assert [token.token_id for token in result.prompt_logprobs] == [6, 7, 8]
+    assert result.completions[0].token_ids == []
+
+
+def test_one_bad_prompt_stops_the_call_before_anything_runs(llm: LLM) -> None:
+    steps = llm.engine.core.tracer.metrics.steps
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        llm.generate([[1], []], SamplingParams(max_tokens=1))
+    with pytest.raises(InvalidRequest, match="2 sampling parameters were given for 1"):
+        llm.generate([[1]], [SamplingParams(), SamplingParams()])
+    assert llm.engine.core.tracer.metrics.steps == steps
+    assert not llm.engine.core.has_unfinished
+
+
+def test_an_interrupt_leaves_nothing_running(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine.core, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1], [2]], SamplingParams(max_tokens=3))
+    assert not llm.engine.core.has_unfinished
+    llm.engine.core.scheduler.manager.check_integrity()
+
+
+def test_chat_answers_one_conversation_or_many(llm: LLM) -> None:
+    one = [{"role": "user", "content": "hi"}]
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    single = llm.chat(one, params)
+    several = llm.chat([one, one], params)
+    assert [r.text for r in several] == [single.text] * 2
+
+
+def test_config_and_fields_cannot_both_be_given() -> None:
+    with pytest.raises(InvalidRequest, match="either config="):
+        LLM("x", config=EngineConfig())
