@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from octavo.core.errors import ConfigError
 
@@ -40,13 +40,13 @@ class EngineConfig:
     model: str = _wish("smollm2-135m", "Alias, hub id, folder or path of a .gguf file.")
     backend: Literal["auto", "torch", "native"] = _wish("auto", "Who computes.")
     device: Literal["auto", "cpu", "mps", "cuda"] = _wish("auto", "Device of the torch backend.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _wish("auto", "Type of activations on the torch backend.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _wish("auto", "torch: type of activations.")
     numerics: Numerics = _wish(
         "exact",
         "native: a row's result depends on that row alone, to the last bit; fast may choose the kernel by batch size.",
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = _wish(
-        "auto", "Type of the KV cache; auto: bfloat16 on the native backend, dtype on torch."
+        "auto", "Type of the KV cache; auto: bfloat16 on native, dtype on torch."
     )
     threads: int | None = _wish(None, "Compute threads; auto: the cores this process may use.", low=1, high=1024)
     max_model_len: int | None = _wish(
@@ -130,12 +130,3 @@ class ResolvedConfig:
     system_fingerprint: str
     weights_bytes: int = 0
     notes: tuple[str, ...] = ()  # what was decided and why, one line each
-
-
-def field_doc(config: type, name: str) -> str:
-    """The sentence of one field, with unit, for help texts."""
-    for f in fields(config):
-        if f.name == name:
-            unit = f.metadata.get("unit")
-            return cast(str, f.metadata["doc"]) + (f" [{unit}]" if unit else "")
-    raise KeyError(name)

@@ -94,6 +94,7 @@ class StepResult:
     build_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
+    gil_wait_s: float = 0.0  # of build_s: the way back from the kernels into Python, while other threads run Python
 
     @property
     def duration_s(self) -> float:

@@ -1,0 +1,62 @@
+"""``octavo pull``, ``octavo models``, ``octavo rm``: what is in the model cache."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from octavo.cli.console import console, human_bytes, remark
+
+_NAME = typer.Argument(metavar="MODEL", help="Alias, or hub id (org/name) with :file.gguf behind it if need be.")
+
+
+def pull(
+    name: Annotated[str, _NAME],
+    revision: Annotated[str | None, typer.Option(metavar="TEXT", help="Branch, tag or commit of a hub id.")] = None,
+) -> None:
+    """Fetch a model into the cache. Prints where it is."""
+    from octavo.model.weights.hub import resolve_model
+
+    print(resolve_model(name, progress=True, revision=revision).path)
+
+
+def list_all(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the models in the cache."""
+    from octavo.model.weights.cache import cache_root
+    from octavo.model.weights.hub import ALIASES, list_models
+
+    held = list_models()
+    if as_json:
+        facts = [{"name": m.name, "bytes": m.num_bytes, "path": str(m.path), "source": m.source} for m in held]
+        print(json.dumps(facts, indent=2))
+        return
+    if not held:
+        remark(
+            f"no models in {cache_root()} yet; fetch one with 'octavo pull MODEL': {', '.join(ALIASES)}, or a hub id"
+        )
+        return
+    from rich.box import ROUNDED
+    from rich.table import Table
+
+    table = Table(box=ROUNDED)
+    for heading in ("name", "size", "source", "path"):
+        table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
+    for model in held:
+        table.add_row(model.name, human_bytes(model.num_bytes), model.source, str(model.path))
+    console().print(table)
+
+
+def rm(
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="Alias, or a name that 'octavo models' lists.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a model from the cache."""
+    from octavo.model.weights.hub import remove_model
+
+    if not yes:
+        typer.confirm(f"Delete {name} from the model cache?", abort=True, err=True)
+    print(f"freed {human_bytes(remove_model(name))}")

@@ -1,0 +1,91 @@
+"""``octavo serve``: one model over HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+
+from octavo._version import __version__
+from octavo.cli.console import console, facts_table, remark
+from octavo.cli.flags import with_config
+from octavo.cli.summary import Rows, resolved_rows
+from octavo.core.config import EngineConfig, ResolvedConfig, ServerConfig
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+@with_config()
+def serve(engine: EngineConfig, server: ServerConfig) -> None:
+    """Serve a model over an OpenAI-compatible API.
+
+    The port answers at once: /health says 503 until the model is loaded. Ctrl-C lets running requests finish
+    (--drain-s), a second Ctrl-C does not.
+    """
+    set_up_logging(server.log_level)
+
+    from octavo.api.server import bind
+    from octavo.api.server import serve as run
+    from octavo.engine.async_engine import AsyncEngine
+
+    sock = bind(server)  # before anything slow: a port in use is the commonest mistake
+    remark(f"octavo {__version__}: loading {engine.model} ...")
+    async_engine = AsyncEngine(engine)
+
+    def announce(url: str) -> None:
+        rows = resolved_rows(async_engine.config) + server_rows(server, url)
+        out = console()
+        title = f"Ready after {async_engine.loaded.load_s:.1f} s"
+        out.print(facts_table(title, rows, alarming=("access",) if is_open_to_all(server) else ()))
+        # outside the table and unwrapped, so that it can be copied
+        out.print(f"Try it:  {curl_line(async_engine.config, server, url)}", markup=False, soft_wrap=True)
+        out.file.flush()
+
+    run(async_engine, server, sock=sock, on_ready=announce)
+
+
+def set_up_logging(level: str) -> None:
+    """Log to standard error: octavo from ``level`` on, other packages from warnings on.
+
+    What uvicorn says of its starting and stopping is kept for "debug"; the table says it better.
+    """
+    handler = logging.StreamHandler()
+    if level != "debug":
+        handler.addFilter(lambda record: record.name.startswith("octavo") or record.levelno >= logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format=LOG_FORMAT, datefmt="%H:%M:%S")
+    if not logging.getLogger("octavo").isEnabledFor(logging.DEBUG):  # octavo --debug
+        logging.getLogger("octavo").setLevel(level.upper())
+
+
+def server_rows(server: ServerConfig, url: str) -> Rows:
+    """Where a client connects and who may."""
+    return [("base URL", f"{url}/v1"), ("access", access(server))]
+
+
+def is_open_to_all(server: ServerConfig) -> bool:
+    """Whether strangers on the network can use the model."""
+    from octavo.api.middleware import is_loopback
+
+    return not server.api_key and not is_loopback(server.host)
+
+
+def access(server: ServerConfig) -> str:
+    """Who can use this server, in words."""
+    from octavo.api.middleware import is_loopback
+
+    where = "programs on this machine" if is_loopback(server.host) else f"whoever reaches {server.host}"
+    if server.api_key:
+        count = len(server.api_key)
+        return f"{where}, with {'the API key' if count == 1 else f'one of {count} API keys'}"
+    return f"{where}, WITHOUT A KEY: set --api-key" if is_open_to_all(server) else where
+
+
+def curl_line(config: ResolvedConfig, server: ServerConfig, url: str) -> str:
+    """A first request to paste into a shell."""
+    body = {
+        "model": server.served_model_name or config.model_name,
+        "messages": [{"role": "user", "content": "What is a hawk?"}],
+    }
+    key = ' -H "Authorization: Bearer $KEY"' if server.api_key else ""
+    content_type = "-H 'Content-Type: application/json'"
+    return f"curl {url}/v1/chat/completions {content_type}{key} -d {shlex.quote(json.dumps(body))}"
