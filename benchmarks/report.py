@@ -1,0 +1,51 @@
+"""What every benchmark writes beside its samples: the machine, the versions, the exact command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from octavo.cli.host import package_version, probe_host
+
+_PACKAGES = ("octavo", "torch", "transformers", "numpy", "tokenizers")
+
+
+def host_facts() -> dict[str, Any]:
+    """CPU, cores, memory, versions, source revision, command and time: what a figure means nothing without."""
+    return {
+        **dataclasses.asdict(probe_host()),
+        "versions": {name: package_version(name) for name in _PACKAGES},
+        "revision": _revision(),
+        "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def save(path: Path, payload: dict[str, Any]) -> None:
+    """Write a result as JSON, replacing an older one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+    print(f"samples: {path}", file=sys.stderr)
+
+
+def _revision() -> str | None:
+    """The commit of this source tree, "+changes" behind it where files differ; None outside a git checkout."""
+    folder = Path(__file__).parent
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return f"{commit}+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:  # no git here
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
