@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from random_model import TINY_LLAMA, MemorySource, make_step, random_source, transformers_twin, variant
 
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig, RopeScaling
@@ -18,6 +17,7 @@ from octavo.kernels.base import Array, Draw, KVCacheLayout, Model, Ops
 from octavo.kernels.torch.backend import TorchBackend
 from octavo.model.decoder import expected_tensors, load
 from octavo.model.registry import build_model
+from random_model import TINY_LLAMA, MemorySource, make_step, random_source, transformers_twin, variant
 
 BLOCK_SIZE = 4
 GREEDY = Draw(params=SamplingParams(temperature=0.0), stream=0, position=0)
@@ -177,6 +177,19 @@ def test_an_unsupported_activation_or_rope_scaling_is_named():
     config = variant(rope_scaling=RopeScaling(kind="yarn", factor=2.0))
     with pytest.raises(ModelFileError, match="'yarn'"):
         Runner(random_source(config), num_seqs=1, length=8).step([(0, 0, [1, 2])])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_cost_of_a_step_counts_every_packed_weight_once(tied):
+    source = random_source(variant(tied_embeddings=tied))
+    torch_backend = TorchBackend(source.config, device="cpu")
+    load(source, torch_backend)
+    cost, c = torch_backend.model_cost(), source.config
+    assert cost.weights_bytes == sum(array.nbytes for array in source.arrays.values())
+    assert cost.head_macs == c.vocab_size * c.hidden_size
+    assert cost.table_bytes == (0 if tied else 4 * c.vocab_size * c.hidden_size)
+    matrices = sum(array.size for name, array in source.arrays.items() if array.ndim == 2 and "layers" in name)
+    assert cost.float_macs == matrices
 
 
 def test_a_tied_embedding_is_packed_once_for_both_uses():

@@ -8,7 +8,7 @@ Therefore model code may not branch on a number of tokens, sequences or rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from octavo.core.model_config import ModelConfig
 from octavo.core.plan import SampledToken
+from octavo.core.records import hot_record
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.weight_tensor import WeightTensor
 
@@ -45,7 +46,7 @@ class Ops(Protocol):
         ...
 
     def rope(self, x: Array, positions: Array, num_heads: int) -> Array:
-        """Rotate each head of x [T, num_heads * D] by its position, pairing i with i + rope_dim/2 of the leading rope_dim.
+        """Rotate each head of x [T, num_heads * D] by its position, pairing i and i + rope_dim/2 of the leading rope_dim.
 
         The frequencies come from the model's config (theta, rope_dim, scaling). RoPE: Su et al. 2021, arXiv:2104.09864.
         """
@@ -95,7 +96,7 @@ class Model(Protocol):
         ...
 
     def head(self, ops: Ops, rows: Array) -> Array:
-        """Logits of some of those rows: [r, hidden] -> [r, vocab]. Called in slices, so that [prompt, vocab] never exists."""
+        """Logits of some of those rows: [r, hidden] -> [r, vocab]. Called in slices: [prompt, vocab] never exists."""
         ...
 
 
@@ -114,7 +115,7 @@ class ModelInput:
     copies: NDArray[np.int32]  # [C, 3] (src block, dst block, num_tokens), before any KV write
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_record
 class Draw:
     """What a draw is a pure function of, besides its logits row."""
 
@@ -134,6 +135,7 @@ class StepOutput:
     row_logprobs: list[SampledToken | None]  # one per target row
     forward_s: float
     sample_s: float
+    gil_wait_s: float = 0.0  # how long the call then waited for the GIL, if it had released it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,34 @@ class KVCacheLayout:
     block_size: int
     num_kv_heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCost:
+    """What a pass of a packed model must at least read and multiply, for a bound on its time."""
+
+    layer_bytes: int  # packed weights that every step reads
+    head_bytes: int  # the packed head, which a step with logits reads
+    table_bytes: int  # an embedding that is not the head too: a step reads only its tokens' rows
+    kv_bytes: int  # of one cached position, all layers
+    quantised_macs: int  # multiply-adds of one token in linear layers with integer weights
+    float_macs: int  # of one token in linear layers with other weights
+    head_macs: int  # of one logit row
+    head_is_quantised: bool
+    attention_macs: int  # of one (query, visible position) pair, all heads and layers
+    window: int | None  # positions that a query sees at most
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.layer_bytes + self.head_bytes + self.table_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSpeed:
+    """What the machine can do at best with the backend's threads, measured."""
+
+    read_bytes_per_s: tuple[tuple[int, float], ...]  # (working set in bytes, rate), ascending by working set
+    macs_per_s: Mapping[str, float]  # multiply-adds, register to register, by arithmetic: "float32", "int8", "bf16"
 
 
 class Backend(ABC):
@@ -167,7 +197,7 @@ class Backend(ABC):
 
     @abstractmethod
     def allocate_kv_cache(self, layout: KVCacheLayout) -> int:
-        """Allocate the paged cache (mapped, untouched until used) and return its bytes. ConfigError if it does not fit."""
+        """Allocate the paged cache (mapped, untouched until used) -> its bytes. ConfigError if it does not fit."""
 
     @abstractmethod
     def bind(self, model: Model, *, max_tokens: int, max_seqs: int) -> None:
@@ -180,6 +210,15 @@ class Backend(ABC):
         draws: for logit_rows[:len(draws)]. targets: (token id, number of alternatives) of the remaining logit rows,
         whose log-softmax is wanted at that token.
         """
+
+    @abstractmethod
+    def model_cost(self) -> ModelCost | None:
+        """What a step of the packed model must at least read and multiply; None where the backend does not tell."""
+        return None
+
+    def measure_machine(self) -> MachineSpeed | None:
+        """Measure memory and arithmetic, for half a second, while no step runs; None where the backend cannot."""
+        return None
 
     def close(self) -> None:
         """Release threads and memory."""

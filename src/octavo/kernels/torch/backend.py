@@ -10,7 +10,7 @@ import torch
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
 from octavo.core.plan import SampledToken
-from octavo.kernels.base import Backend, Draw, KVCacheLayout, Model, ModelInput, StepOutput, WeightUse
+from octavo.kernels.base import Backend, Draw, KVCacheLayout, Model, ModelCost, ModelInput, StepOutput, WeightUse
 from octavo.kernels.torch.ops import Planes, RotationTable, TorchOps, layer_planes
 from octavo.kernels.torch.sampling import row_logprobs, sample
 from octavo.kernels.weight_tensor import WeightTensor
@@ -48,6 +48,7 @@ class TorchBackend(Backend):
         self._config = config
         self._rotations = RotationTable(config, self.device)
         self._layout: KVCacheLayout | None = None
+        self._packed: list[tuple[str, frozenset[WeightUse], torch.Tensor]] = []
         self._kv_cache = torch.empty(0)
         self._planes: Planes = []
         self._model: Model | None = None
@@ -55,7 +56,9 @@ class TorchBackend(Backend):
     def pack(self, tensor: WeightTensor, uses: frozenset[WeightUse]) -> torch.Tensor:
         """Dequantise to the backend's dtype, row-major; norm gains stay float32, as the norm's arithmetic is."""
         dtype = torch.float32 if uses == {"norm"} else self._dtype
-        return torch.from_numpy(tensor.to_float32()).to(self.device, dtype)
+        packed = torch.from_numpy(tensor.to_float32()).to(self.device, dtype)
+        self._packed.append((tensor.name, uses, packed))
+        return packed
 
     def kv_bytes_per_token(self, config: ModelConfig) -> int:
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
@@ -100,8 +103,33 @@ class TorchBackend(Backend):
             sample_s=time.perf_counter() - forward_done,
         )
 
+    def model_cost(self) -> ModelCost:
+        layer_bytes = head_bytes = table_bytes = float_macs = head_macs = 0
+        for name, uses, tensor in self._packed:
+            if "linear" in uses and ("embedding" in uses or name == "head.weight"):
+                head_bytes, head_macs = tensor.nbytes, tensor.numel()
+            elif "embedding" in uses:
+                table_bytes = tensor.nbytes
+            else:
+                layer_bytes += tensor.nbytes
+                float_macs += tensor.numel() if "linear" in uses else 0
+        config = self._config
+        return ModelCost(
+            layer_bytes=layer_bytes,
+            head_bytes=head_bytes,
+            table_bytes=table_bytes,
+            kv_bytes=self.kv_bytes_per_token(config),
+            quantised_macs=0,
+            float_macs=float_macs,
+            head_macs=head_macs,
+            head_is_quantised=False,
+            attention_macs=2 * config.num_layers * config.num_heads * config.head_dim,
+            window=config.sliding_window,
+        )
+
     def close(self) -> None:
         """Let go of the KV cache and the model."""
+        self._packed.clear()
         self._kv_cache, self._planes, self._model, self._layout = torch.empty(0), [], None, None
 
     def _copy_blocks(self, step: ModelInput) -> None:
