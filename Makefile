@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# A CPU build of torch where the index offers one; TORCH= names another requirement, TORCH=none skips it.
-TORCH  ?= auto
+# PyTorch: serving on the CPU does not need it, the tests do (it is their oracle), Apple and NVIDIA GPUs do.
+# TORCH=auto installs a CPU build where the index offers one, TORCH='torch==2.13.0' that requirement, TORCH=none nothing.
+TORCH  ?= $(if $(filter serve install,$(or $(MAKECMDGOALS),serve)),none,auto)
 MODEL  ?=
 HOST   ?= 127.0.0.1
 PORT   ?= 8000
@@ -22,12 +23,13 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch goes first: whatever is installed later finds it and does not pull a CUDA build.
-$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
-	PYTHON=$(BIN)/python TORCH="$(TORCH)" sh scripts/install-torch.sh
+$(VENV)/installed: pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h) | $(VENV)/bin/python
+	PYTHON=$(BIN)/python TORCH='$(TORCH)' sh scripts/install-torch.sh
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed pyproject.toml scripts/dev-requirements.py
+$(VENV)/installed-dev: $(VENV)/installed scripts/dev-requirements.py
+	PYTHON=$(BIN)/python TORCH='$(TORCH)' sh scripts/install-torch.sh
 	$(BIN)/python scripts/dev-requirements.py > $(VENV)/dev-requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/dev-requirements.txt
 	@touch $@

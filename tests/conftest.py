@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,3 +27,10 @@ def model_path() -> Path:
     from octavo.model.weights.hub import resolve_model
 
     return resolve_model("smollm2-135m").path
+
+
+@pytest.fixture(scope="session")
+def reference(data_dir: Path) -> list[dict[str, Any]]:
+    """The default model in float32, run by transformers: tests/data/README.md says what each field is."""
+    cases: list[dict[str, Any]] = json.loads((data_dir / "smollm2_reference.json").read_text())
+    return cases

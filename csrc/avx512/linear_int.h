@@ -1,0 +1,97 @@
+// Products with int8 and int4 weights by AVX-512 VNNI. Numerics: ops/linear_int.h.
+//
+// vpdpbusd multiplies unsigned by signed bytes: nibbles are unsigned as they are; int8 weights are shifted by 128, and
+// every sum starts at -128 times the sum of the activations instead of 0. A lane holds one column and 4 values of k.
+#pragma once
+
+#include "../ops/linear_int.h"
+
+namespace {
+
+using octavo::kGroup;
+using octavo::LinearTask;
+using octavo::WeightKind;
+
+constexpr int kPrefetchBytes = 4096;  // a panel or so ahead: the hardware's prefetcher stops at every page
+
+inline __m512i load_bytes(const void* p) { return _mm512_loadu_si512(p); }
+inline __m512i broadcast4(const int8_t* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+}
+
+// Exact sums of one group: sixteen columns for R rows. Two chains per row hide the latency of vpdpbusd.
+template <bool Nibbles, int R>
+inline void group_sums(const uint8_t* w, const int8_t* const* x, int k, const int32_t* const* total, int group,
+                       __m512i (&out)[R]) {
+    __m512i second[R];
+    for (int r = 0; r < R; ++r) {
+        out[r] = Nibbles ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * total[r][group]);
+        second[r] = _mm512_setzero_si512();
+    }
+    const __m512i low = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(static_cast<char>(0x80));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        __m512i even, odd;
+        if (Nibbles) {
+            const __m512i bytes = load_bytes(w + i * 64);
+            even = _mm512_and_si512(bytes, low);
+            odd = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
+        } else {
+            even = _mm512_xor_si512(load_bytes(w + i * 128), sign);
+            odd = _mm512_xor_si512(load_bytes(w + i * 128 + 64), sign);
+        }
+        for (int r = 0; r < R; ++r) {
+            out[r] = _mm512_dpbusd_epi32(out[r], even, broadcast4(x[r] + k + 8 * i));
+            second[r] = _mm512_dpbusd_epi32(second[r], odd, broadcast4(x[r] + k + 8 * i + 4));
+        }
+    }
+    for (int r = 0; r < R; ++r) out[r] = _mm512_add_epi32(out[r], second[r]);
+}
+
+template <WeightKind Kind, int R>
+void int_tile(const LinearTask& t, int row, int panel) {
+    using Format = IntFormat<Kind>;
+    const int groups = t.w->cols / kGroup;
+    const uint8_t* w = t.w->data + panel * t.w->panel_stride;
+    const int8_t* x[R];
+    const float *scale[R], *sum[R];
+    const int32_t* total[R];
+    Vec acc[R];
+    for (int r = 0; r < R; ++r) {
+        x[r] = t.q.q + (row + r) * t.q.cols;
+        scale[r] = t.q.scale + (row + r) * groups;
+        sum[r] = t.q.sum + (row + r) * groups;
+        total[r] = t.q.total + (row + r) * groups;
+        acc[r] = zero();
+    }
+    for (int g = 0; g < groups; ++g, w += Format::kGroupBytes) {
+        if (R <= 2)
+            for (int line = 0; line < Format::kGroupBytes; line += 64)
+                _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetchBytes + line), _MM_HINT_T0);
+        __m512i products[R];
+        group_sums<Format::kNibbles, R>(w + Format::kScaleBytes, x, g * kGroup, total, g, products);
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(w);
+        const Vec d = load_f16(scales);
+        const Vec m = Format::kHasMinimum ? load_f16(scales + kLanes) : mul(d, set1(-8.0f));
+        for (int r = 0; r < R; ++r) {
+            acc[r] = fma(mul(to_float(products[r]), set1(scale[r][g])), d, acc[r]);
+            if (Format::kNibbles) acc[r] = fma(set1(sum[r][g]), m, acc[r]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        store(t.out + (row + r - t.row_begin) * t.out_stride + (panel - t.panel_begin) * kLanes, acc[r]);
+}
+
+template <WeightKind Kind>
+void linear_int(const LinearTask& t) {
+    for (int panel = t.panel_begin; panel < t.panel_end; ++panel) {
+        int row = t.row_begin;
+        for (; row + 6 <= t.row_end; row += 6) int_tile<Kind, 6>(t, row, panel);  // 24 of 32 registers
+        for (; row + 2 <= t.row_end; row += 2) int_tile<Kind, 2>(t, row, panel);
+        if (row < t.row_end) int_tile<Kind, 1>(t, row, panel);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,359 @@
+// octavo._native: what src/octavo/kernels/native/ sees. Checks what Python hands over; the kernels check nothing.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "cpu_features.h"
+#include "kv_cache.h"
+#include "measure.h"
+#include "packing.h"
+#include "program.h"
+#include "sampling.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Reals = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class Array>
+auto view(const Array& array) {
+    return std::span(array.data(), array.size());
+}
+
+// A new numpy array [rows, cols] that owns its floats.
+nb::ndarray<nb::numpy, float, nb::ndim<2>> new_array(size_t rows, size_t cols, float** data) {
+    *data = new float[std::max<size_t>(rows * cols, 1)];
+    nb::capsule owner(*data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    return {*data, {rows, cols}, owner};
+}
+
+// Threads and kernels: made once per backend.
+struct Context {
+    Context(int threads, const std::string& isa) : kernels(select_kernels(isa)), pool(checked(threads)) {}
+    static int checked(int threads) {
+        if (threads < 1 || threads > 1024)
+            throw std::invalid_argument("threads is " + std::to_string(threads) + " but must be from 1 to 1024");
+        return threads;
+    }
+    const Kernels& kernels;
+    ThreadPool pool;
+};
+
+// A vector of float32 (norm, bias), padded with zeros to whole registers.
+struct Vector {
+    explicit Vector(Reals values) : size(values.size()), pages((size + kPanel) * sizeof(float)) {
+        std::copy(values.data(), values.data() + size, pages.as<float>());
+    }
+    size_t size;
+    PageBuffer pages;
+};
+
+std::shared_ptr<PackedMatrix> pack(Context& context, const std::string& encoding, int64_t rows, int64_t cols,
+                                   Bytes bytes) {
+    nb::gil_scoped_release release;
+    return pack_matrix(encoding, rows, cols, view(bytes), context.pool);
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const PackedMatrix& m, Context& context) {
+    float* out;
+    auto array = new_array(static_cast<size_t>(m.view.rows), static_cast<size_t>(m.view.cols), &out);
+    for (int row = 0; row < m.view.rows; ++row)
+        context.kernels.dequantise_row(m.view, row, out + static_cast<size_t>(row) * m.view.cols);
+    return array;
+}
+
+// A program with what it needs kept alive.
+class BoundProgram {
+  public:
+    BoundProgram(std::shared_ptr<Context> context, int vocab_size, int num_heads, int num_kv_heads, int head_dim,
+                 int rope_dim, std::vector<double> inverse_frequencies)
+        : context_(std::move(context)),
+          program_(context_->kernels, context_->pool, {vocab_size, num_heads, num_kv_heads, head_dim, rope_dim},
+                   std::move(inverse_frequencies)),
+          sampler_(context_->kernels, vocab_size, context_->pool.size()) {}
+
+    BoundProgram(const BoundProgram&) = delete;
+    BoundProgram& operator=(const BoundProgram&) = delete;
+
+    Program& program() { return program_; }
+    double gil_wait_s() const { return gil_wait_s_; }
+    const float* vector(const std::shared_ptr<Vector>& v, int width) {
+        if (v->size != static_cast<size_t>(width))
+            throw std::invalid_argument("a vector has " + std::to_string(v->size) + " values but must have " +
+                                        std::to_string(width));
+        vectors_.push_back(v);
+        return v->pages.as<float>();
+    }
+    const Matrix* matrix(const std::shared_ptr<PackedMatrix>& m) {
+        program_.keep(m);
+        return &m->view;
+    }
+    nb::tuple run(const KvCache& kv, const std::vector<Ints>& arrays, Table block_tables, Bytes draws,
+                  const std::vector<Ints>& lists, Reals bias_values, Ints targets);
+
+  private:
+    std::shared_ptr<Context> context_;
+    Program program_;
+    Sampler sampler_;
+    std::vector<std::shared_ptr<Vector>> vectors_;
+    double gil_wait_s_ = 0.0;
+};
+
+nb::list results_to_python(const std::vector<RowResult>& results) {
+    nb::list rows;
+    for (const RowResult& r : results) {
+        if (r.token < 0 || !r.has_logprob) {
+            rows.append(r.token);
+            continue;
+        }
+        nb::list top;
+        for (const auto& [id, logprob] : r.top) top.append(nb::make_tuple(id, logprob));
+        rows.append(nb::make_tuple(r.token, r.logprob, nb::tuple(top)));
+    }
+    return rows;
+}
+
+nb::tuple BoundProgram::run(const KvCache& kv, const std::vector<Ints>& arrays, Table block_tables, Bytes draws,
+                            const std::vector<Ints>& lists, Reals bias_values, Ints targets) {
+    if (arrays.size() != 7 || lists.size() != 5) throw std::invalid_argument("run takes 7 step arrays and 5 lists");
+    if (draws.size() % sizeof(DrawParams) || targets.size() % 2 ||
+        reinterpret_cast<uintptr_t>(draws.data()) % alignof(DrawParams))
+        throw std::invalid_argument("draws or targets are not whole, aligned records");
+    Step step;
+    step.token_ids = view(arrays[0]);
+    step.positions = view(arrays[1]);
+    step.logit_rows = view(arrays[2]);
+    step.slot_mapping = view(arrays[3]);
+    step.query_starts = view(arrays[4]);
+    step.context_lens = view(arrays[5]);
+    step.copies = view(arrays[6]);
+    step.block_tables = view(block_tables);
+    step.table_width = static_cast<int>(block_tables.shape(1));
+    if (block_tables.shape(0) != step.context_lens.size())
+        throw std::invalid_argument("block_tables must have one row per sequence");
+    const std::span params(reinterpret_cast<const DrawParams*>(draws.data()), draws.size() / sizeof(DrawParams));
+    const std::span wanted(reinterpret_cast<const Target*>(targets.data()), targets.size() / 2);
+    if (params.size() + wanted.size() != step.logit_rows.size())
+        throw std::invalid_argument("there are " + std::to_string(step.logit_rows.size()) + " logit_rows but " +
+                                    std::to_string(params.size()) + " draws and " + std::to_string(wanted.size()) +
+                                    " targets");
+    std::pair<double, double> seconds;
+    std::chrono::steady_clock::time_point done;
+    {
+        nb::gil_scoped_release release;
+        sampler_.begin(
+            params, {view(lists[0]), view(bias_values), view(lists[1]), view(lists[2]), view(lists[3]), view(lists[4])},
+            wanted);
+        seconds = program_.run(step, kv, sampler_);
+        done = std::chrono::steady_clock::now();
+    }
+    gil_wait_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - done).count();
+    return nb::make_tuple(results_to_python(sampler_.results()), seconds.first, seconds.second);
+}
+
+// The pool has one caller at a time: measure while no step runs.
+void bind_measure(nb::module_& m) {
+    m.def(
+        "read_bandwidths",
+        [](Context& c, const std::vector<size_t>& sizes, double seconds) {
+            for (const size_t size : sizes)
+                if (size < size_t{1} << 20)
+                    throw std::invalid_argument("a size is " + std::to_string(size) +
+                                                " bytes but must be at least 1 MiB");
+            nb::gil_scoped_release release;
+            return read_bandwidths(c.pool, sizes, seconds);
+        },
+        "context"_a, "sizes"_a, "seconds"_a,
+        "Bytes per second of all threads reading working sets of these sizes, each for `seconds`.");
+    m.def(
+        "multiply_add_rates",
+        [](Context& c, double seconds) {
+            nb::gil_scoped_release release;
+            return multiply_add_rates(c.pool, c.kernels.name, seconds);
+        },
+        "context"_a, "seconds"_a,
+        "(kind of arithmetic, multiply-adds per second of all threads), each measured for `seconds`.");
+}
+
+void bind_program(nb::module_& m) {
+    nb::enum_<Domain>(m, "Domain").value("TOKENS", Domain::kTokens).value("ROWS", Domain::kRows);
+    nb::enum_<Section>(m, "Section").value("BODY", Section::kBody).value("HEAD", Section::kHead);
+    nb::enum_<Gate>(m, "Gate").value("SILU", Gate::kSilu).value("GELU", Gate::kGelu);
+    using P = BoundProgram;
+    using M = std::shared_ptr<PackedMatrix>;
+    using V = std::shared_ptr<Vector>;
+    nb::class_<P>(m, "Program", "A model's ops, recorded once, replayed with one call per step (csrc/program.h).")
+        .def(nb::init<std::shared_ptr<Context>, int, int, int, int, int, std::vector<double>>(), "context"_a,
+             "vocab_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "rope_dim"_a, "inverse_frequencies"_a)
+        .def(
+            "buffer",
+            [](P& p, Domain d, int width, bool quantised) { return p.program().add_buffer(d, width, quantised); },
+            "domain"_a, "width"_a, "quantised"_a = false)
+        .def(
+            "embedding",
+            [](P& p, Section s, Domain d, M table, int out) {
+                p.program().add_row_op(s, d, {.kind = RowOpKind::kEmbedding, .out = out, .table = p.matrix(table)});
+            },
+            "section"_a, "domain"_a, "table"_a, "out"_a)
+        .def(
+            "rms_norm",
+            [](P& p, Section s, Domain d, int x, V weight, float eps, int out) {
+                const float* w = p.vector(weight, p.program().width(x));
+                p.program().add_row_op(s, d,
+                                       {.kind = RowOpKind::kRmsNorm, .a = x, .out = out, .weight = w, .value = eps});
+            },
+            "section"_a, "domain"_a, "x"_a, "weight"_a, "eps"_a, "out"_a)
+        .def(
+            "quantise",
+            [](P& p, Section s, Domain d, int x, int out) {
+                p.program().add_row_op(s, d, {.kind = RowOpKind::kQuantise, .a = x, .out = out});
+            },
+            "section"_a, "domain"_a, "x"_a, "out"_a)
+        .def(
+            "rope",
+            [](P& p, Section s, Domain d, int x, int num_heads, int out) {
+                p.program().add_row_op(s, d, {.kind = RowOpKind::kRope, .a = x, .out = out, .count = num_heads});
+            },
+            "section"_a, "domain"_a, "x"_a, "num_heads"_a, "out"_a)
+        .def(
+            "write_kv",
+            [](P& p, Section s, Domain d, int layer, int k, int v) {
+                p.program().add_row_op(s, d, {.kind = RowOpKind::kWriteKv, .a = k, .b = v, .count = layer});
+            },
+            "section"_a, "domain"_a, "layer"_a, "k"_a, "v"_a)
+        .def(
+            "gated_mul",
+            [](P& p, Section s, Domain d, Gate gate, int a, int b, int out) {
+                p.program().add_row_op(s, d, {.kind = RowOpKind::kGatedMul, .a = a, .b = b, .out = out, .gate = gate});
+            },
+            "section"_a, "domain"_a, "gate"_a, "a"_a, "b"_a, "out"_a)
+        .def(
+            "add",
+            [](P& p, Section s, Domain d, int a, int b, int out) {
+                p.program().add_row_op(s, d, {.kind = RowOpKind::kAdd, .a = a, .b = b, .out = out});
+            },
+            "section"_a, "domain"_a, "a"_a, "b"_a, "out"_a)
+        .def(
+            "scale",
+            [](P& p, Section s, Domain d, int x, float factor, int out) {
+                p.program().add_row_op(s, d, {.kind = RowOpKind::kScale, .a = x, .out = out, .value = factor});
+            },
+            "section"_a, "domain"_a, "x"_a, "factor"_a, "out"_a)
+        .def(
+            "select_rows",
+            [](P& p, Section s, Domain d, int x, int out) {
+                p.program().add_row_op(s, d, {.kind = RowOpKind::kSelectRows, .a = x, .out = out});
+            },
+            "section"_a, "domain"_a, "x"_a, "out"_a)
+        .def(
+            "soft_cap",
+            [](P& p, Section s, Domain d, float cap, int x, int out) {
+                p.program().add_row_op(s, d, {.kind = RowOpKind::kSoftCap, .a = x, .out = out, .value = cap});
+            },
+            "section"_a, "domain"_a, "cap"_a, "x"_a, "out"_a)
+        .def(
+            "linear",
+            [](P& p, Section s, Domain d, const std::vector<nb::dict>& parts) {
+                std::vector<LinearPart> list;
+                for (const nb::dict& part : parts) {
+                    LinearPart l;
+                    l.w = p.matrix(nb::cast<M>(part["weight"]));
+                    l.in = nb::cast<int>(part["x"]);
+                    l.out = nb::cast<int>(part["out"]);
+                    if (part.contains("up")) l.up = p.matrix(nb::cast<M>(part["up"]));
+                    if (part.contains("gate")) l.gate = nb::cast<Gate>(part["gate"]);
+                    if (part.contains("bias")) l.bias = p.vector(nb::cast<V>(part["bias"]), l.w->rows);
+                    if (part.contains("residual")) l.residual = nb::cast<int>(part["residual"]);
+                    if (part.contains("quantised_out")) l.quantised_out = nb::cast<int>(part["quantised_out"]);
+                    list.push_back(l);
+                }
+                p.program().add_linear(s, d, std::move(list));
+            },
+            "section"_a, "domain"_a, "parts"_a)
+        .def(
+            "attention",
+            [](P& p, int layer, int q, int out, float scale, int window, float soft_cap) {
+                p.program().add_attention({layer, q, out, scale, soft_cap, window});
+            },
+            "layer"_a, "q"_a, "out"_a, "scale"_a, "window"_a, "soft_cap"_a)
+        .def(
+            "finish",
+            [](P& p, int hidden, int rows, int logits, int max_tokens, int max_seqs) {
+                p.program().finish(hidden, rows, logits, max_tokens, max_seqs);
+            },
+            "hidden"_a, "rows"_a, "logits"_a, "max_tokens"_a, "max_seqs"_a)
+        .def(
+            "read",
+            [](P& p, int buffer, int rows) {
+                const Floats f = p.program().floats(buffer, rows);
+                const auto width = static_cast<size_t>(p.program().width(buffer));
+                float* out;
+                auto array = new_array(static_cast<size_t>(rows), width, &out);
+                for (int r = 0; r < rows; ++r)
+                    std::copy_n(f.data + static_cast<size_t>(r) * f.stride, width,
+                                out + static_cast<size_t>(r) * width);
+                return array;
+            },
+            "buffer"_a, "rows"_a, "The first rows of a float buffer, as the last step left them.")
+        .def_prop_ro("gil_wait_s", &P::gil_wait_s,
+                     "How long the last run waited for the GIL once its kernels were done.")
+        .def("run", &P::run, "kv"_a, "arrays"_a, "block_tables"_a, "draws"_a, "lists"_a, "bias_values"_a, "targets"_a);
+}
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_native, m) {
+    using namespace octavo;
+    m.doc() = "octavo's CPU kernels: packed weights, paged KV cache, recorded programs, sampling.";
+    m.def("available_isas", &available_isas, "Kernel tables that this CPU can run, best last.");
+    m.attr("DRAW_BYTES") = sizeof(DrawParams);
+    nb::class_<Context>(m, "Context", "Compute threads and the kernel table of one ISA.")
+        .def(nb::init<int, const std::string&>(), "threads"_a, "isa"_a = "")
+        .def_prop_ro("isa", [](const Context& c) { return c.kernels.name; })
+        .def_prop_ro("threads", [](const Context& c) { return c.pool.size(); });
+    nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in the kernels' layout.")
+        .def_prop_ro("shape", [](const PackedMatrix& p) { return std::pair(p.view.rows, p.view.cols); })
+        .def_prop_ro("integer", [](const PackedMatrix& p) { return is_integer(p.view); })
+        .def_prop_ro("kind", [](const PackedMatrix& p) { return static_cast<int>(p.view.kind); })
+        .def_prop_ro("num_bytes", [](const PackedMatrix& p) { return p.storage.bytes(); })
+        .def("unpack", &unpack, "context"_a);
+    nb::class_<Vector>(m, "Vector", "Norm weights or a bias, float32.")
+        .def(nb::init<Reals>(), "values"_a)
+        .def_prop_ro("size", [](const Vector& v) { return v.size; });
+    m.def("pack", &pack, "context"_a, "encoding"_a, "rows"_a, "cols"_a, "data"_a);
+    nb::class_<KvCache>(m, "KvCache", "The paged KV cache of all layers.")
+        .def(
+            "__init__",
+            [](KvCache* self, int layers, int blocks, int block_size, int kv_heads, int head_dim, bool bf16) {
+                if (layers < 1 || blocks < 1 || block_size < 1 || kv_heads < 1 || head_dim < 1)
+                    throw std::invalid_argument("every size of a KV cache must be positive");
+                new (self) KvCache(KvShape{layers, blocks, block_size, kv_heads, head_dim, bf16});
+            },
+            "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "bf16"_a)
+        .def_prop_ro("num_bytes", &KvCache::bytes)
+        .def(
+            "poison",
+            [](const KvCache& kv, int block) {
+                if (block < 0 || block >= kv.shape().num_blocks) throw std::invalid_argument("no such block");
+                std::memset(kv.block(block), 0xFF, kv.shape().block_bytes());
+            },
+            "block"_a, "Fill a block with NaN, to prove that nothing reads what it should not.");
+    bind_program(m);
+    bind_measure(m);
+}

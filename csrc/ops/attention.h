@@ -1,0 +1,146 @@
+// Paged attention over one tile of 256 cached positions. Include one of simd/*.h first.
+//
+// Numerics, the same for one query and for many, whatever the blocks: per row and tile
+//   score[t] = scale * sum over d ascending of q[d] k[t][d], one fma chain; soft cap; invisible positions -inf
+//   m = max score; p[t] = exp(score[t] - m); sum of p in 16 running sums (lane = t mod 16), then as a tree
+//   acc[d] = sum over t ascending of p[t] v[t][d], one fma chain
+// and tiles are merged in ascending order (flash attention: Dao et al. 2022, arXiv:2205.14135). Tiles are aligned to
+// absolute position 0, so neither chunks, prefix hits nor windows move their borders. Positions that a row does not see
+// are never multiplied: a stale NaN in a freed block cannot reach it.
+#pragma once
+
+#include "math.h"
+
+namespace {
+
+constexpr int kMaxRows = OCTAVO_ATTENTION_ROWS;  // rows that share one pass over K and V: what the registers hold
+
+inline Vec load_kv(const float* p) { return load(p); }
+inline Vec load_kv(const uint16_t* p) { return load_bf16(p); }
+
+struct RowBlock {
+    const octavo::AttentionRow* row[kMaxRows];
+    float p[kMaxRows][octavo::kKvTile];  // scores, then exp(score - max)
+};
+
+// Scores of the 16 positions of K vector `s` for R rows.
+template <class T, int R>
+inline void score_lanes(const octavo::AttentionTile& t, RowBlock& block, int s) {
+    const T* k = static_cast<const T*>(t.k[s]);
+    Vec sum[R];
+    for (int r = 0; r < R; ++r) sum[r] = zero();
+    for (int d = 0; d < t.head_dim; ++d) {
+        const Vec kd = load_kv(k + d * t.k_stride);
+        for (int r = 0; r < R; ++r) sum[r] = fma(set1(block.row[r]->q[d]), kd, sum[r]);
+    }
+    for (int r = 0; r < R; ++r) {
+        Vec score = mul(sum[r], set1(t.scale));
+        if (t.soft_cap > 0.0f) score = mul(tanh(mul(score, set1(1.0f / t.soft_cap))), set1(t.soft_cap));
+        const int base = s * kLanes, begin = block.row[r]->begin, end = block.row[r]->end;
+        if (begin > base || end < base + kLanes)
+            score = select(lanes_between(begin - base, end - base), score, set1(-__builtin_inff()));
+        store(block.p[r] + base, score);
+    }
+}
+
+// Turns a row's scores into exp(score - max) and sets its maximum and sum.
+inline void softmax_row(const octavo::AttentionRow& row, float* p) {
+    const int first = row.begin / kLanes * kLanes;
+    Vec largest = set1(-__builtin_inff());
+    for (int i = first; i < row.end; i += kLanes) largest = max(largest, load(p + i));
+    const Vec shift = set1(reduce_max(largest));
+    Vec sum = zero();
+    for (int i = first; i < row.end; i += kLanes) {
+        const Vec e = exp(sub(load(p + i), shift));
+        store(p + i, e);
+        sum = add(sum, e);
+    }
+    *row.max = reduce_max(largest);
+    *row.sum = reduce_add(sum);
+}
+
+// acc[d .. d + 16) += p[t] v[t] for t in [begin, end), R rows at once.
+template <class T, int R>
+inline void accumulate(const octavo::AttentionTile& t, RowBlock& block, int first_row, int d, int begin, int end) {
+    Vec acc[R];
+    const float* p[R];
+    for (int r = 0; r < R; ++r) {
+        acc[r] = load(block.row[first_row + r]->acc + d);
+        p[r] = block.p[first_row + r];
+    }
+    for (int i = begin; i < end; ++i) {
+        const Vec v = load_kv(static_cast<const T*>(t.v[i]) + d);
+        for (int r = 0; r < R; ++r) acc[r] = fma(set1(p[r][i]), v, acc[r]);
+    }
+    for (int r = 0; r < R; ++r) store(block.row[first_row + r]->acc + d, acc[r]);
+}
+
+template <class T, int R>
+void attend_block(const octavo::AttentionTile& t, RowBlock& block) {
+    int begin = octavo::kKvTile, end = 0;          // what any row sees
+    int all_begin = 0, all_end = octavo::kKvTile;  // what every row sees
+    for (int r = 0; r < R; ++r) {
+        const octavo::AttentionRow& row = *block.row[r];
+        begin = row.begin < begin ? row.begin : begin;
+        end = row.end > end ? row.end : end;
+        all_begin = row.begin > all_begin ? row.begin : all_begin;
+        all_end = row.end < all_end ? row.end : all_end;
+    }
+    if (all_end < all_begin) all_begin = all_end = 0;  // nothing in common: every row goes alone
+    for (int s = begin / kLanes; s * kLanes < end; ++s) score_lanes<T, R>(t, block, s);
+    for (int r = 0; r < R; ++r) softmax_row(*block.row[r], block.p[r]);
+    const bool common = all_begin < all_end;
+    for (int d = 0; d < t.v_dim; d += kLanes) {
+        for (int r = 0; r < R; ++r) {
+            const octavo::AttentionRow& row = *block.row[r];
+            store(row.acc + d, zero());
+            accumulate<T, 1>(t, block, r, d, row.begin, common ? all_begin : row.end);
+        }
+        if (!common) continue;
+        accumulate<T, R>(t, block, 0, d, all_begin, all_end);
+        for (int r = 0; r < R; ++r) accumulate<T, 1>(t, block, r, d, all_end, block.row[r]->end);
+    }
+}
+
+template <class T, int R>
+inline void attend_rows(const octavo::AttentionTile& t, const octavo::AttentionRow* rows, RowBlock& block) {
+    for (int r = 0; r < R; ++r) block.row[r] = rows + r;
+    attend_block<T, R>(t, block);
+}
+
+template <class T>
+void attend_as(const octavo::AttentionTile& t, const octavo::AttentionRow* rows, int num_rows) {
+    RowBlock block;
+    int r = 0;
+    for (; r + kMaxRows <= num_rows; r += kMaxRows) attend_rows<T, kMaxRows>(t, rows + r, block);
+    for (; r + 3 <= num_rows; r += 3) attend_rows<T, 3>(t, rows + r, block);
+    for (; r < num_rows; ++r) attend_rows<T, 1>(t, rows + r, block);
+}
+
+// Sets max, sum and acc of each row to those of this tile alone.
+void attend(const octavo::AttentionTile& t, const octavo::AttentionRow* rows, int num_rows) {
+    t.kv_bf16 ? attend_as<uint16_t>(t, rows, num_rows) : attend_as<float>(t, rows, num_rows);
+}
+
+// Joins the next tile's result `from` to the running result `into`.
+void attention_merge(const octavo::AttentionRow& from, const octavo::AttentionRow& into, int v_dim) {
+    const float largest = *from.max > *into.max ? *from.max : *into.max;
+    const Vec shift = set1(largest);
+    const Vec old_factor = exp(sub(set1(*into.max), shift)), new_factor = exp(sub(set1(*from.max), shift));
+    Vec sum = mul(set1(*into.sum), old_factor);
+    sum = fma(set1(*from.sum), new_factor, sum);
+    *into.max = largest;
+    *into.sum = reduce_max(sum);  // all lanes are equal
+    for (int d = 0; d < v_dim; d += kLanes)
+        store(into.acc + d, fma(load(from.acc + d), new_factor, mul(load(into.acc + d), old_factor)));
+}
+
+// out = acc / sum
+void attention_finish(const octavo::AttentionRow& row, int head_dim, float* out) {
+    const Vec inverse = div(set1(1.0f), set1(*row.sum));
+    int d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) store(out + d, mul(load(row.acc + d), inverse));
+    if (d < head_dim) store_tail(out + d, head_dim - d, mul(load(row.acc + d), inverse));
+}
+
+}  // namespace

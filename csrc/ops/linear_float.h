@@ -1,0 +1,62 @@
+// Products with float weights: f32, f16, bf16. Include one of simd/*.h first.
+//
+// Numerics: out[row][n] = one fma chain over k ascending from 0, in float32, whatever the number of rows.
+#pragma once
+
+#include "types.h"
+
+namespace {
+
+struct LoadF32 {
+    using Element = float;
+    static Vec at(const float* p) { return load(p); }
+};
+struct LoadF16 {
+    using Element = uint16_t;
+    static Vec at(const uint16_t* p) { return load_f16(p); }
+};
+struct LoadBf16 {
+    using Element = uint16_t;
+    static Vec at(const uint16_t* p) { return load_bf16(p); }
+};
+
+// R rows times P neighbouring panels: R * P independent chains hide the latency of fma.
+template <class Load, int R, int P>
+void float_tile(const octavo::LinearTask& t, int row, int panel) {
+    using Element = typename Load::Element;
+    const float* x[R];
+    for (int r = 0; r < R; ++r) x[r] = t.x.data + (row + r) * t.x.stride;
+    const Element* w[P];
+    for (int p = 0; p < P; ++p) w[p] = reinterpret_cast<const Element*>(t.w->data + (panel + p) * t.w->panel_stride);
+    Vec acc[R][P];
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) acc[r][p] = zero();
+    for (int k = 0; k < t.w->cols; ++k) {
+        for (int p = 0; p < P; ++p) {
+            const Vec wk = Load::at(w[p] + k * kLanes);
+            for (int r = 0; r < R; ++r) acc[r][p] = fma(set1(x[r][k]), wk, acc[r][p]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p)
+            store(t.out + (row + r - t.row_begin) * t.out_stride + (panel + p - t.panel_begin) * kLanes, acc[r][p]);
+}
+
+template <class Load>
+void linear_float(const octavo::LinearTask& t) {
+    int row = t.row_begin;
+    for (; row + 6 <= t.row_end; row += 6)
+        for (int p = t.panel_begin; p < t.panel_end; ++p) float_tile<Load, 6, 1>(t, row, p);
+    for (; row + 2 <= t.row_end; row += 2) {
+        int p = t.panel_begin;
+        for (; p + 2 <= t.panel_end; p += 2) float_tile<Load, 2, 2>(t, row, p);
+        for (; p < t.panel_end; ++p) float_tile<Load, 2, 1>(t, row, p);
+    }
+    if (row < t.row_end) {
+        int p = t.panel_begin;
+        for (; p + 4 <= t.panel_end; p += 4) float_tile<Load, 1, 4>(t, row, p);
+        for (; p < t.panel_end; ++p) float_tile<Load, 1, 1>(t, row, p);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,48 @@
+// Elementary functions in the vocabulary of sixteen lanes. Include one of simd/*.h first.
+#pragma once
+
+#include "types.h"
+
+namespace {
+
+// e^x, relative error below 2e-7. 0 below -87.33 (so exp(-inf) == 0), e^88.7 above 88.7; NaN stays NaN.
+inline Vec exp(Vec x) {
+    const Vec low = set1(-87.33f);
+    const Mask vanishes = less(x, low);
+    // max and min return their second argument if one is NaN
+    Vec y = min(set1(88.7f), max(low, x));
+    const IVec n = round_to_int(mul(y, set1(1.44269504f)));  // y = n ln 2 + r, |r| <= ln 2 / 2
+    const Vec nf = to_float(n);
+    Vec r = fnma(nf, set1(0x1.62e4p-1f), y);  // ln 2, first 15 bits: nf * this is exact
+    r = fnma(nf, set1(1.42860677e-6f), r);    // the rest of ln 2
+    Vec p = set1(0.00139411608f);             // interpolates e^r at 7 Chebyshev nodes, error 2.6e-9
+    p = fma(p, r, set1(0.00837516829f));
+    p = fma(p, r, set1(0.0416663523f));
+    p = fma(p, r, set1(0.16666415f));
+    p = fma(p, r, set1(0.5f));
+    p = fma(p, r, set1(1.00000004f));
+    p = fma(p, r, set1(1.0f));
+    return select(vanishes, zero(), mul(p, pow2(n)));
+}
+
+inline Vec sigmoid(Vec x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
+
+// Absolute error below 2e-7.
+inline Vec tanh(Vec x) {
+    const Vec e = exp(add(x, x));
+    return div(sub(e, set1(1.0f)), add(e, set1(1.0f)));
+}
+
+// Up to 15 floats at the end of an array; the other lanes are `fill`.
+inline Vec load_tail(const float* p, int n, float fill) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) lanes[i] = i < n ? p[i] : fill;
+    return load(lanes);
+}
+inline void store_tail(float* p, int n, Vec x) {
+    float lanes[kLanes];
+    store(lanes, x);
+    for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+}  // namespace

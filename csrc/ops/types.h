@@ -1,0 +1,132 @@
+// Plain records that the baseline code hands to the kernels. No methods, no STL: files compiled for one ISA include
+// this.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace octavo {
+
+constexpr int kPanel = 16;           // output columns (rows of the weight) that lie together: one column per lane
+constexpr int kGroup = 32;           // weights along K that share a scale
+constexpr int kMaxLinearRows = 128;  // rows that a LinearTask has at most: their activations stay in L2
+
+// How a matrix is packed. Within a panel, k runs outermost, the 16 columns innermost.
+enum class WeightKind : int {
+    kF32,    // [k][16] float
+    kF16,    // [k][16] binary16
+    kBf16,   // [k][16] bfloat16
+    kInt8,   // per group: [16] f16 scale, [8][16][4] int8            w = d * q
+    kInt4,   // per group: [16] f16 scale, [16] f16 minimum, nibbles  w = d * q + m
+    kInt4Z,  // per group: [16] f16 scale, nibbles                    w = d * q - 8 d
+    kCount
+};
+// nibbles of a group: [4][16][4] bytes; byte [i][column][j] holds k = 8 i + j low and k = 8 i + 4 + j high
+
+struct Matrix {
+    WeightKind kind;
+    int rows;             // N: output features
+    int cols;             // K: input features
+    int panels;           // ceil(N / 16); columns beyond N are zero
+    size_t panel_stride;  // bytes
+    const uint8_t* data;
+};
+
+// Activations of a step, [rows][cols] float32. Row stride is a multiple of 16; lanes beyond cols are zero.
+struct Floats {
+    float* data;
+    size_t stride;  // floats from row to row
+};
+
+// The same rows for integer weights: per row and group of 32, x = scale * q with |q| <= 127.
+struct Quantised {
+    int8_t* q;       // [rows][cols]
+    float* scale;    // [rows][cols / 32]
+    float* sum;      // [rows][cols / 32] scale * sum(q)
+    int32_t* total;  // [rows][cols / 32] sum(q)
+    size_t cols;
+};
+
+// One multiplication: panels [panel_begin, panel_end) of w times rows [row_begin, row_end) of x.
+struct LinearTask {
+    const Matrix* w;
+    Floats x;     // of float kinds
+    Quantised q;  // of integer kinds
+    int row_begin, row_end;
+    int panel_begin, panel_end;
+    float* out;  // out[(row - row_begin) * out_stride + (panel - panel_begin) * 16 + lane], overwritten
+    size_t out_stride;
+};
+
+constexpr int kKvTile = 256;  // positions of one softmax tile, aligned to absolute position 0
+constexpr int kKvLanes = 16;  // positions that one K vector covers
+
+// One tile of cached positions of one KV head, and the (query, head) rows that look at it.
+struct AttentionTile {
+    const void* k[kKvTile / kKvLanes];  // [head_dim][k_stride], the first 16 of each row are the positions
+    size_t k_stride;                    // elements
+    const void* v[kKvTile];             // per position [head_dim padded to 16]
+    int head_dim, v_dim;                // v_dim: head_dim rounded up to 16
+    bool kv_bf16;                       // else float32
+    float scale, soft_cap;              // soft_cap 0: none
+};
+
+struct AttentionRow {
+    const float* q;  // [head_dim]
+    int begin, end;  // visible positions of this tile, 0 <= begin < end <= kKvTile
+    float* max;      // running maximum, -inf before the first tile
+    float* sum;      // running sum of exp(score - max)
+    float* acc;      // [v_dim] running sum of exp(score - max) * V
+};
+
+struct RopeTask {
+    float* x;  // [num_heads * head_dim] of one token, rotated in place
+    int num_heads, head_dim, rope_dim;
+    const float* cos;  // [rope_dim / 2]
+    const float* sin;
+};
+
+struct KvWriteTask {
+    const float* k;  // [num_heads][head_dim] of one token
+    const float* v;
+    int num_heads, head_dim, v_dim;
+    void* k_out;  // position's place in the first head's K; element d of head h lies at h * head_stride + d * k_stride
+    void* v_out;
+    size_t head_stride, k_stride;  // elements
+    bool kv_bf16;
+};
+
+constexpr int kSumBlock = 64;  // weights that sampling sums in float32; blocks are summed in float64
+
+enum class Gate : int { kSilu, kGelu };
+
+// What one ISA offers. Every table computes the same bits (see docs/kernels.md), only at different speed.
+struct Kernels {
+    const char* name;
+    void (*linear[static_cast<int>(WeightKind::kCount)])(const LinearTask&);
+    void (*dequantise_row)(const Matrix& w, int row, float* out);                                // [cols]
+    void (*quantise)(const float* x, int cols, const Quantised& to, size_t row, size_t column);  // one row
+    void (*rms_norm)(const float* x, const float* weight, int width, float eps, float* out);     // one row
+    void (*rope)(const RopeTask&);
+    void (*write_kv)(const KvWriteTask&);
+    void (*attend)(const AttentionTile&, const AttentionRow* rows, int num_rows);
+    void (*attention_merge)(const AttentionRow& from, const AttentionRow& into, int v_dim);
+    void (*attention_finish)(const AttentionRow& row, int head_dim, float* out);
+    void (*gated_mul)(Gate, const float* gate, const float* up, size_t n, float* out);  // n a multiple of 16
+    void (*add)(const float* a, const float* b, size_t n, float* out);
+    void (*scale)(const float* x, float factor, size_t n, float* out);
+    void (*soft_cap)(const float* x, float cap, size_t n, float* out);
+    // sampling, over rows of any length n
+    int (*argmax)(const float* x, int n, float* best, bool* finite);
+    void (*block_max)(const float* x, int n, float* out);  // [ceil(n / 64)]
+    void (*softmax_terms)(const float* x, int n, float shift, float temperature, float* z, float* w, float* block_sums);
+};
+
+const Kernels& generic_kernels();
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& amx_kernels();
+const Kernels& avx512_emulated_kernels();  // in test builds, see csrc/emulation/
+const Kernels& amx_emulated_kernels();
+
+}  // namespace octavo

@@ -1,0 +1,150 @@
+// A model's ops, recorded once, replayed each step with one call.
+//
+// A program has two sections, body (up to the hidden rows) and head (hidden rows to logits, run in slices). A section
+// is a list of phases with a barrier between them. A phase is either
+//   rows       ops that treat each row alone: a thread takes a few rows through all of them
+//   linear     one or more products, split over panels of columns and blocks of rows
+//   attention  split over sequences, KV heads and blocks of queries
+// Nothing is ever split over K, so a row's result does not depend on threads or on the rows beside it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "kv_cache.h"
+#include "memory.h"
+#include "ops/types.h"
+#include "packing.h"
+#include "step.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+bool is_integer(const Matrix& matrix);  // multiplied with int8 activations
+
+enum class Domain : int { kTokens, kRows };  // how many rows a buffer has: T of the step, or a slice of its logit rows
+enum class Section : int { kBody, kHead };
+
+struct Buffer {
+    Domain domain;
+    int width;
+    bool quantised;
+    int max_rows = 0;
+    PageBuffer pages;
+    Floats floats{};
+    Quantised quants{};
+};
+
+enum class RowOpKind {
+    kEmbedding,
+    kRmsNorm,
+    kQuantise,
+    kRope,
+    kWriteKv,
+    kGatedMul,
+    kAdd,
+    kScale,
+    kSelectRows,
+    kSoftCap
+};
+
+struct RowOp {
+    RowOpKind kind;
+    int a = -1, b = -1;  // buffers read
+    int out = -1;        // buffer written
+    const float* weight = nullptr;
+    const Matrix* table = nullptr;
+    float value = 0.0f;  // eps, factor or cap
+    int count = 0;       // heads, or the layer
+    Gate gate = Gate::kSilu;
+};
+
+struct LinearPart {
+    const Matrix* w = nullptr;
+    const Matrix* up = nullptr;  // with a gate: out = act(x w) * (x up)
+    const float* bias = nullptr;
+    int in = -1, residual = -1, out = -1;  // residual: added to the product
+    Gate gate = Gate::kSilu;
+    int quantised_out = -1;  // also quantise the result, which must be whole groups of 32 columns
+};
+
+struct AttentionSpec {
+    int layer = 0, q = -1, out = -1;
+    float scale = 1.0f, soft_cap = 0.0f;
+    int window = 0;  // 0: none
+};
+
+struct Phase {
+    enum class Kind { kRows, kLinear, kAttention } kind;
+    Domain domain;
+    std::vector<RowOp> ops;
+    std::vector<LinearPart> parts;
+    AttentionSpec attention;
+};
+
+struct ModelShape {
+    int vocab_size, num_heads, num_kv_heads, head_dim, rope_dim;
+};
+
+// Called for each slice of logits inside the step: rows [first, first + count), on every thread.
+struct LogitsConsumer {
+    virtual void consume(const Floats& logits, int first, int count, int thread) = 0;
+
+  protected:
+    ~LogitsConsumer() = default;
+};
+
+class Program {
+  public:
+    static constexpr int kSliceRows = 64;  // logit rows at a time, so that [prompt, vocab] never exists
+
+    Program(const Kernels& kernels, ThreadPool& pool, const ModelShape& shape, std::vector<double> inverse_frequencies);
+
+    int add_buffer(Domain domain, int width, bool quantised);
+    void add_row_op(Section section, Domain domain, const RowOp& op);  // joins the phase before, if that is of rows too
+    void add_linear(Section section, Domain domain, std::vector<LinearPart> parts);
+    void add_attention(const AttentionSpec& spec);
+    void keep(std::shared_ptr<PackedMatrix> weight) { weights_.push_back(std::move(weight)); }
+    // hidden: buffer of the body's result; rows: where the head reads a slice of it; logits: the head's result.
+    void finish(int hidden, int rows, int logits, int max_tokens, int max_seqs);
+
+    const ModelShape& shape() const { return shape_; }
+    int width(int buffer) const { return buffers_.at(static_cast<size_t>(buffer)).width; }
+    // A float buffer of at least `rows` rows; throws std::out_of_range.
+    Floats floats(int buffer, int rows) const;
+    // Runs a checked step. Seconds until the hidden rows were there, and of the rest.
+    std::pair<double, double> run(const Step& step, const KvCache& kv, LogitsConsumer& consumer);
+
+  private:
+    struct Run;
+
+    Phase& phase_for(Section section, Phase::Kind kind, Domain domain);
+    void work(Run& run, int thread);
+    void run_section(Run& run, Section section, int thread);
+    void run_rows(Run& run, const Phase& phase, std::atomic<int>& next);
+    void run_row_op(Run& run, const RowOp& op, int row);
+    void run_linear(Run& run, const Phase& phase, std::atomic<int>& next, int thread);
+    void run_linear_item(const LinearPart& part, int row_begin, int row_end, int panel_begin, int panel_end,
+                         int thread);
+    void run_attention(Run& run, const AttentionSpec& spec, std::atomic<int>* next, int thread);
+    void rope_row(const RowOp& op, int row, const float* in, float* out);
+    void write_kv_row(const Run& run, const RowOp& op, int row, const float* k, const float* v);
+    void rotate_token(const Step& step, int token);
+    int domain_rows(const Run& run, Domain domain) const;
+
+    const Kernels& kernels_;
+    ThreadPool& pool_;
+    ModelShape shape_;
+    std::vector<double> inverse_frequencies_;
+    std::vector<std::shared_ptr<PackedMatrix>> weights_;
+    std::vector<Buffer> buffers_;
+    std::vector<Phase> sections_[2];
+    std::vector<PageBuffer> scratch_;               // per thread
+    PageBuffer rotations_;                          // cos and sin of each token, [T][2][rope_dim / 2 padded to 16]
+    std::unique_ptr<std::atomic<int>[]> counters_;  // next item, two per phase; 0 between uses
+    int hidden_ = -1, rows_ = -1, logits_ = -1;
+    int max_tokens_ = 0, max_seqs_ = 0, num_layers_ = 0;
+};
+
+}  // namespace octavo

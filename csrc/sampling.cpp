@@ -1,0 +1,101 @@
+#include "sampling.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "draw.h"
+
+namespace octavo {
+
+namespace {
+
+void check_ids(const char* name, std::span<const int32_t> ids, int vocab_size) {
+    for (const int32_t id : ids)
+        if (id < 0 || id >= vocab_size)
+            throw std::invalid_argument(std::string(name) + " has token id " + std::to_string(id) +
+                                        " but the vocabulary has " + std::to_string(vocab_size) + " tokens");
+}
+
+// The next `count` entries of a ragged list.
+template <class T>
+std::span<const T> take(std::span<const T>& rest, int32_t count) {
+    if (count < 0 || static_cast<size_t>(count) > rest.size())
+        throw std::invalid_argument("a draw's lists are shorter than its counts say");
+    const auto head = rest.first(static_cast<size_t>(count));
+    rest = rest.subspan(static_cast<size_t>(count));
+    return head;
+}
+
+}  // namespace
+
+Sampler::Sampler(const Kernels& kernels, int vocab_size, int threads)
+    : kernels_(kernels), vocab_size_(vocab_size), scratch_(static_cast<size_t>(threads)) {}
+
+Sampler::~Sampler() = default;
+
+void Sampler::begin(std::span<const DrawParams> draws, const DrawLists& lists, std::span<const Target> targets) {
+    check_ids("logit_bias", lists.bias_ids, vocab_size_);
+    check_ids("allowed_token_ids", lists.allowed, vocab_size_);
+    check_ids("the forbidden tokens", lists.forbidden, vocab_size_);
+    check_ids("the history", lists.history, vocab_size_);
+    for (const Target& target : targets) check_ids("targets", {&target.token, 1}, vocab_size_);
+    draws_ = draws;
+    targets_ = targets;
+    per_draw_.clear();
+    DrawLists rest = lists;
+    for (const DrawParams& d : draws) {
+        DrawLists own;
+        own.bias_ids = take(rest.bias_ids, d.num_bias);
+        own.bias_values = take(rest.bias_values, d.num_bias);
+        own.allowed = take(rest.allowed, d.num_allowed);
+        own.forbidden = take(rest.forbidden, d.num_forbidden);
+        own.history = take(rest.history, d.num_history);
+        own.breakers = take(rest.breakers, d.num_breakers);
+        per_draw_.push_back(own);
+    }
+    results_.assign(draws.size() + targets.size(), RowResult{});
+}
+
+void Sampler::consume(const Floats& logits, int first, int count, int thread) {
+    std::unique_ptr<DrawScratch>& scratch = scratch_[static_cast<size_t>(thread)];
+    if (!scratch) scratch = std::make_unique<DrawScratch>(vocab_size_);
+    const auto threads = static_cast<int>(scratch_.size());
+    for (int row = first + thread; row < first + count; row += threads)
+        draw(logits.data + static_cast<size_t>(row - first) * logits.stride, row, *scratch);
+}
+
+void Sampler::draw(const float* logits, int row, DrawScratch& scratch) {
+    const auto r = static_cast<size_t>(row);
+    RowResult& result = results_[r];
+    float raw_largest;
+    bool finite;
+    int best = kernels_.argmax(logits, vocab_size_, &raw_largest, &finite);
+    if (!finite) return;
+    if (r >= draws_.size()) {
+        const Target& target = targets_[r - draws_.size()];
+        result.token = target.token;
+        report(logits, raw_largest, target.token, target.num_alternatives, scratch, result);
+        return;
+    }
+    const DrawParams& draw = draws_[r];
+    const float* x = adjust(logits, vocab_size_, draw, per_draw_[r], scratch);
+    float largest = raw_largest;
+    bool unused;
+    if (x != logits) best = kernels_.argmax(x, vocab_size_, &largest, &unused);
+    result.token = choose(kernels_, x, vocab_size_, best, largest, draw, scratch);
+    if (result.token >= 0 && draw.num_logprobs >= 0)
+        report(logits, raw_largest, result.token, draw.num_logprobs, scratch, result);
+}
+
+void Sampler::report(const float* logits, float largest, int32_t token, int num_alternatives, DrawScratch& scratch,
+                     RowResult& result) const {
+    const double log_sum = log_sum_exp(kernels_, logits, vocab_size_, largest, scratch);
+    const auto logprob = [&](float x) { return static_cast<double>(x) - static_cast<double>(largest) - log_sum; };
+    result.has_logprob = true;
+    result.logprob = logprob(logits[token]);
+    select_top(kernels_, logits, vocab_size_, num_alternatives, scratch, scratch.candidates);
+    result.top.clear();
+    for (const Candidate& c : scratch.candidates) result.top.emplace_back(c.id, logprob(c.z));
+}
+
+}  // namespace octavo

@@ -1,0 +1,81 @@
+// Draws, by the rules written out in src/octavo/kernels/reference/sampling.py, without sorting the vocabulary.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ops/types.h"
+#include "program.h"
+
+namespace octavo {
+
+// The fixed part of a draw. Mirrored by DRAW_DTYPE in kernels/native/draws.py, whose offsets a test compares.
+struct DrawParams {
+    uint64_t stream;
+    int64_t position;
+    double typical_p, top_p, min_p, xtc_probability, xtc_threshold;
+    double dry_multiplier, dry_base;
+    float temperature, repetition_penalty, presence_penalty, frequency_penalty;
+    int32_t top_k;
+    int32_t dry_allowed_length, dry_penalty_last_n;
+    int32_t num_logprobs;  // -1: none wanted
+    int32_t prompt_len;
+    int32_t has_allowed;  // 0: all tokens are allowed
+    // Lengths of this draw's parts of the lists below.
+    int32_t num_bias, num_allowed, num_forbidden, num_history, num_breakers;
+    int32_t padding;
+};
+static_assert(sizeof(DrawParams) == 136);
+
+// Ragged lists, one after the other in the order of the draws.
+struct DrawLists {
+    std::span<const int32_t> bias_ids;
+    std::span<const float> bias_values;
+    std::span<const int32_t> allowed, forbidden, history, breakers;
+};
+
+struct Target {
+    int32_t token, num_alternatives;
+};
+
+// What came of one logit row. token -1: the row was not finite, or everything was masked.
+struct RowResult {
+    int32_t token = -1;
+    bool has_logprob = false;
+    double logprob = 0.0;
+    std::vector<std::pair<int32_t, double>> top;
+};
+
+// Draws the first rows of logits, reports on the rest, rows in parallel.
+class Sampler final : public LogitsConsumer {
+  public:
+    Sampler(const Kernels& kernels, int vocab_size, int threads);
+    ~Sampler();
+    Sampler(const Sampler&) = delete;
+    Sampler& operator=(const Sampler&) = delete;
+
+    // For the next step; the arrays must stay alive until it is done. Throws std::invalid_argument if a list is too
+    // short or a token id is outside the vocabulary.
+    void begin(std::span<const DrawParams> draws, const DrawLists& lists, std::span<const Target> targets);
+    void consume(const Floats& logits, int first, int count, int thread) override;
+    const std::vector<RowResult>& results() const { return results_; }
+
+  private:
+    void draw(const float* logits, int row, struct DrawScratch& scratch);
+    void report(const float* logits, float largest, int32_t token, int num_alternatives, struct DrawScratch& scratch,
+                RowResult& result) const;
+
+    const Kernels& kernels_;
+    const int vocab_size_;
+    std::vector<std::unique_ptr<struct DrawScratch>> scratch_;  // made by the thread that uses it
+    std::span<const DrawParams> draws_;
+    DrawLists lists_;
+    std::span<const Target> targets_;
+    std::vector<DrawLists> per_draw_;
+    std::vector<RowResult> results_;
+};
+
+}  // namespace octavo

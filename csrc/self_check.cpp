@@ -1,0 +1,81 @@
+#include "self_check.h"
+
+#include <cstring>
+#include <vector>
+
+#include "thread_pool.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr int kRows = 35, kCols = 64, kGroups = kCols / kGroup;  // rows: tiles of 16 and what is left of them
+
+// A product with pseudo-random operands of moderate size; the same ones every time.
+struct Sample {
+    explicit Sample(WeightKind kind)
+        : weights(16 * 4 * kCols), floats(kRows * kCols), q(kRows * kCols + 64), out(kRows * kPanel) {
+        uint32_t state = 12345;
+        const auto next = [&state] { return state = state * 1664525u + 1013904223u, state >> 16; };
+        const auto small = [&] { return static_cast<float>(static_cast<int>(next() % 255) - 127) / 64.0f; };
+        for (uint8_t& byte : weights) byte = static_cast<uint8_t>(next());
+        const bool is_float = kind == WeightKind::kF32 || kind == WeightKind::kF16 || kind == WeightKind::kBf16;
+        const size_t group_bytes = kind == WeightKind::kInt8 ? 544 : kind == WeightKind::kInt4 ? 320 : 288;
+        for (size_t i = 0; !is_float && i < kGroups; ++i)
+            for (size_t j = 0; j < 64; j += 2) set_half(&weights[i * group_bytes + j]);
+        if (kind == WeightKind::kF32)
+            for (size_t i = 0; i < weights.size(); i += 4) set_float(&weights[i], small());
+        if (kind == WeightKind::kF16 || kind == WeightKind::kBf16)
+            for (size_t i = 0; i < weights.size(); i += 2) set_half(&weights[i]);
+        for (float& x : floats) x = small();
+        for (int8_t& x : q) x = static_cast<int8_t>(static_cast<int>(next() % 255) - 127);
+        for (int i = 0; i < kRows * kGroups; ++i) {
+            int32_t total = 0;
+            for (int k = 0; k < kGroup; ++k) total += q[static_cast<size_t>(i * kGroup + k)];
+            scale.push_back(0.01f + 0.001f * static_cast<float>(i % 7));
+            totals.push_back(total);
+            sum.push_back(scale.back() * static_cast<float>(total));
+        }
+        matrix = {kind, kPanel, kCols, 1, weights.size(), weights.data()};
+    }
+
+    static void set_float(uint8_t* at, float x) { std::memcpy(at, &x, 4); }
+    // Keeps the random mantissa; exponent and sign of a small positive number in f16 and in bf16.
+    static void set_half(uint8_t* at) { at[1] = static_cast<uint8_t>(0x20 | (at[1] & 0x0F)); }
+
+    std::vector<float> run(const Kernels& kernels) {
+        const LinearTask task{&matrix,
+                              {floats.data(), kCols},
+                              {q.data(), scale.data(), sum.data(), totals.data(), kCols},
+                              0,
+                              kRows,
+                              0,
+                              1,
+                              out.data(),
+                              kPanel};
+        kernels.linear[static_cast<size_t>(matrix.kind)](task);
+        return out;
+    }
+
+    Matrix matrix;
+    std::vector<uint8_t> weights;
+    std::vector<float> floats;
+    std::vector<int8_t> q;
+    std::vector<float> scale, sum;
+    std::vector<int32_t> totals;
+    std::vector<float> out;
+};
+
+}  // namespace
+
+bool agrees_with_generic(const Kernels& kernels) {
+    const FlushDenormals flush;
+    for (int kind = 0; kind < static_cast<int>(WeightKind::kCount); ++kind) {
+        Sample sample(static_cast<WeightKind>(kind));
+        const std::vector<float> wanted = sample.run(generic_kernels()), got = sample.run(kernels);
+        if (std::memcmp(wanted.data(), got.data(), wanted.size() * sizeof(float)) != 0) return false;
+    }
+    return true;
+}
+
+}  // namespace octavo

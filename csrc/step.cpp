@@ -1,0 +1,74 @@
+#include "step.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace octavo {
+
+namespace {
+
+void require(bool ok, const char* what, int64_t value, const char* wanted, int64_t limit) {
+    if (!ok)
+        throw std::invalid_argument(std::string(what) + " is " + std::to_string(value) + " but must be " + wanted +
+                                    " " + std::to_string(limit));
+}
+
+void check_length(const char* name, size_t length, size_t wanted) {
+    if (length != wanted)
+        throw std::invalid_argument(std::string(name) + " has " + std::to_string(length) + " entries but must have " +
+                                    std::to_string(wanted));
+}
+
+// Every value in [low, high).
+void check_range(const char* name, std::span<const int32_t> values, int64_t low, int64_t high) {
+    for (const int32_t value : values)
+        if (value < low || value >= high)
+            throw std::invalid_argument(std::string(name) + " has " + std::to_string(value) + " but takes [" +
+                                        std::to_string(low) + ", " + std::to_string(high) + ")");
+}
+
+void check_sequence(const Step& step, int s, const KvShape& kv) {
+    const int begin = step.query_starts[s], end = step.query_starts[s + 1], context = step.context_lens[s];
+    require(end > begin, "a query_starts entry", end, "above", begin);
+    require(end <= step.num_tokens(), "a query_starts entry", end, "at most", step.num_tokens());
+    require(context >= end - begin, "a context_lens entry", context, "at least its queries,", end - begin);
+    const int64_t room = static_cast<int64_t>(step.table_width) * kv.block_size;
+    require(context <= room, "a context_lens entry", context, "at most what its block table covers,", room);
+    for (int t = begin; t < end; ++t)
+        require(step.positions[t] == context - end + t, "a position", step.positions[t], "the query's,",
+                context - end + t);
+    const auto table = step.block_tables.subspan(static_cast<size_t>(s) * step.table_width);
+    check_range("block_tables", table.first((context + kv.block_size - 1) / kv.block_size), 0, kv.num_blocks);
+}
+
+}  // namespace
+
+void check_step(const Step& step, const StepLimits& limits, const KvShape& kv) {
+    const size_t tokens = step.token_ids.size(), seqs = step.context_lens.size();
+    require(tokens >= 1 && tokens <= static_cast<size_t>(limits.max_tokens), "the number of token_ids",
+            static_cast<int64_t>(tokens), "from 1 to", limits.max_tokens);
+    require(seqs >= 1 && seqs <= static_cast<size_t>(limits.max_seqs), "the number of context_lens",
+            static_cast<int64_t>(seqs), "from 1 to", limits.max_seqs);
+    check_length("positions", step.positions.size(), tokens);
+    check_length("slot_mapping", step.slot_mapping.size(), tokens);
+    check_length("query_starts", step.query_starts.size(), seqs + 1);
+    check_length("block_tables", step.block_tables.size(), seqs * static_cast<size_t>(step.table_width));
+    require(step.logit_rows.size() <= tokens, "the number of logit_rows", static_cast<int64_t>(step.logit_rows.size()),
+            "at most", static_cast<int64_t>(tokens));
+    check_range("token_ids", step.token_ids, 0, limits.vocab_size);
+    check_range("logit_rows", step.logit_rows, 0, static_cast<int64_t>(tokens));
+    check_range("slot_mapping", step.slot_mapping, -1, static_cast<int64_t>(kv.num_blocks) * kv.block_size);
+    require(step.query_starts[0] == 0, "query_starts[0]", step.query_starts[0], "exactly", 0);
+    for (size_t s = 0; s < seqs; ++s) check_sequence(step, static_cast<int>(s), kv);
+    require(step.query_starts[seqs] == step.num_tokens(), "the last of query_starts", step.query_starts[seqs],
+            "the number of tokens,", step.num_tokens());
+    require(step.copies.size() % 3 == 0, "the size of copies", static_cast<int64_t>(step.copies.size()),
+            "a multiple of", 3);
+    for (size_t i = 0; i < step.copies.size(); i += 3) {
+        check_range("copies", step.copies.subspan(i, 2), 0, kv.num_blocks);
+        require(step.copies[i + 2] >= 0 && step.copies[i + 2] <= kv.block_size, "a copy's number of tokens",
+                step.copies[i + 2], "from 0 to", kv.block_size);
+    }
+}
+
+}  // namespace octavo

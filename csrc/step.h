@@ -1,0 +1,36 @@
+// One step as the engine hands it over, and the check that nothing in it can lead a kernel out of bounds.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kv_cache.h"
+
+namespace octavo {
+
+// Mirrors kernels/base.py: ModelInput.
+struct Step {
+    std::span<const int32_t> token_ids;     // [T]
+    std::span<const int32_t> positions;     // [T]
+    std::span<const int32_t> logit_rows;    // [R]
+    std::span<const int32_t> slot_mapping;  // [T]
+    std::span<const int32_t> block_tables;  // [S, table_width]
+    std::span<const int32_t> query_starts;  // [S + 1]
+    std::span<const int32_t> context_lens;  // [S]
+    std::span<const int32_t> copies;        // [C, 3]
+    int table_width = 0;
+
+    int num_tokens() const { return static_cast<int>(token_ids.size()); }
+    int num_rows() const { return static_cast<int>(logit_rows.size()); }
+    int num_seqs() const { return static_cast<int>(context_lens.size()); }
+};
+
+struct StepLimits {
+    int max_tokens, max_seqs, vocab_size;
+};
+
+// Throws std::invalid_argument naming the array, the value and the limit.
+void check_step(const Step& step, const StepLimits& limits, const KvShape& kv);
+
+}  // namespace octavo

@@ -1,0 +1,192 @@
+"""The native backend: packed weights, a paged KV cache and a recorded program, all in C++ (csrc/)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import _native
+from octavo.core.errors import ConfigError
+from octavo.core.model_config import ModelConfig
+from octavo.core.plan import SampledToken
+from octavo.kernels.base import (
+    Backend,
+    Draw,
+    KVCacheLayout,
+    MachineSpeed,
+    Model,
+    ModelCost,
+    ModelInput,
+    StepOutput,
+    WeightUse,
+)
+from octavo.kernels.native.builder import ProgramBuilder
+from octavo.kernels.native.cost import CostLedger, measure_machine
+from octavo.kernels.native.draws import DrawPacker
+from octavo.kernels.native.threads import default_threads
+from octavo.kernels.weight_tensor import WeightTensor
+
+Numerics = Literal["exact", "fast"]
+PackedWeight = _native.PackedMatrix | _native.Vector
+_KV_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+class NativeBackend(Backend):
+    """CPU kernels chosen at run time for this machine's instruction set; activations are float32.
+
+    Under numerics "exact" a row's result, to the last bit, depends on that row alone: not on chunking, on the rows
+    beside it, on block placement or on the number of threads (docs/kernels.md). "fast" may choose the kernel by the
+    number of rows where that is faster; on CPUs without AMX the two are the same kernels.
+    """
+
+    name = "native"
+    device = "cpu"
+    dtype = "float32"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        threads: int | None = None,
+        numerics: Numerics = "exact",
+        kv_dtype: str = "auto",
+        *,
+        fused: bool = True,
+    ) -> None:
+        """threads: None takes one per physical core that this process may use. kv_dtype "auto" is bfloat16.
+
+        fused: False runs every op apart, to test that fusing changes nothing. The environment variable OCTAVO_ISA pins
+        an instruction set. Raises ``ConfigError`` for a value that this build or CPU does not have.
+        """
+        if numerics not in ("exact", "fast"):
+            raise ConfigError(f"numerics is {numerics!r} but must be exact or fast")
+        self.kv_dtype = "bfloat16" if kv_dtype == "auto" else kv_dtype
+        if self.kv_dtype not in _KV_BYTES:
+            raise ConfigError(f"kv_dtype is {kv_dtype!r} but the native backend has auto, bfloat16 and float32")
+        try:
+            self._context = _native.Context(threads or default_threads(), os.environ.get("OCTAVO_ISA", ""))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self.isa, self.threads = self._context.isa, self._context.threads
+        self.fingerprint = f"native-{self.isa}-{numerics}-{self.kv_dtype}"
+        self._config, self._fused = config, fused
+        self._packer = DrawPacker()
+        self._ledger = CostLedger()
+        self._mapped: dict[int, mmap.mmap] = {}
+        self._kv: _native.KvCache | None = None
+        self._program: _native.Program | None = None
+
+    def pack(self, tensor: WeightTensor, uses: frozenset[WeightUse]) -> PackedWeight:
+        """Vectors (norms, biases) as float32; matrices in panels of 16 rows (csrc/ops/types.h), integers as in the file."""
+        if uses <= {"norm", "bias"}:
+            vector = _native.Vector(tensor.to_float32().reshape(-1))
+            self._ledger.add_vector(vector)
+            return vector
+        if len(tensor.shape) != 2:
+            raise ConfigError(f"tensor {tensor.name} has shape {tensor.shape} but a matrix has two dimensions")
+        self._note_mapping(tensor.data)
+        try:
+            matrix = _native.pack(self._context, tensor.encoding, *tensor.shape, tensor.data)
+        except ValueError as error:
+            raise ConfigError(f"tensor {tensor.name}: {error}") from error
+        self._ledger.add_matrix(tensor.name, matrix, uses)
+        return matrix
+
+    def unpack(self, weight: _native.PackedMatrix) -> NDArray[np.float32]:
+        """A packed matrix back to float32 [rows, columns]: equals ``WeightTensor.to_float32`` bit for bit."""
+        unpacked: NDArray[np.float32] = weight.unpack(self._context)
+        return unpacked
+
+    def kv_bytes_per_token(self, config: ModelConfig) -> int:
+        padded = -(-config.head_dim // 16) * 16  # rows of V are whole registers
+        return config.num_layers * config.num_kv_heads * (config.head_dim + padded) * _KV_BYTES[self.kv_dtype]
+
+    def allocate_kv_cache(self, layout: KVCacheLayout) -> int:
+        try:
+            self._kv = _native.KvCache(
+                layout.num_layers,
+                layout.num_blocks,
+                layout.block_size,
+                layout.num_kv_heads,
+                layout.head_dim,
+                bf16=self.kv_dtype == "bfloat16",
+            )
+        except MemoryError as error:
+            size = layout.num_blocks * layout.block_size * self.kv_bytes_per_token(self._config)
+            raise ConfigError(
+                f"a KV cache of {size:,} bytes does not fit in memory; lower --kv-cache-memory, --max-num-seqs or "
+                f"--max-model-len"
+            ) from error
+        return self._kv.num_bytes
+
+    def bind(self, model: Model, *, max_tokens: int, max_seqs: int) -> None:
+        builder = ProgramBuilder(self._context, self._config, fused=self._fused)
+        self._built = builder.build(model, max_tokens=max_tokens, max_seqs=max_seqs)
+        self._program = self._built.program
+        for mapping in self._mapped.values():
+            mapping.madvise(mmap.MADV_DONTNEED)  # packed: the file's pages need not stay resident
+        self._mapped.clear()
+
+    def run(self, step: ModelInput, draws: Sequence[Draw], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
+        """Raises ``ValueError`` naming the array if the step could lead a kernel out of bounds."""
+        assert self._program is not None, "bind() comes first"
+        assert self._kv is not None, "allocate_kv_cache() comes first"
+        packed = self._packer.pack(draws)
+        rows, forward_s, sample_s = self._program.run(
+            self._kv,
+            [
+                step.token_ids,
+                step.positions,
+                step.logit_rows,
+                step.slot_mapping,
+                step.query_starts,
+                step.context_lens,
+                step.copies.reshape(-1),
+            ],
+            step.block_tables,
+            packed.records,
+            packed.lists,
+            packed.bias_values,
+            np.array(targets, np.int32).reshape(-1),
+        )
+        tokens = [_sampled(row) for row in rows]
+        return StepOutput(
+            tokens=tokens[: len(draws)],
+            row_logprobs=tokens[len(draws) :],
+            forward_s=forward_s,
+            sample_s=sample_s,
+            gil_wait_s=self._program.gil_wait_s,
+        )
+
+    def model_cost(self) -> ModelCost:
+        return self._ledger.cost(self._config, kv_bytes=self.kv_bytes_per_token(self._config))
+
+    def measure_machine(self) -> MachineSpeed:
+        return measure_machine(self._context)
+
+    def close(self) -> None:
+        """Release threads, weights and memory; idempotent."""
+        self._program = self._kv = None
+        self.__dict__.pop("_built", None)
+        self.__dict__.pop("_context", None)
+
+    def _note_mapping(self, data: NDArray[np.uint8]) -> None:
+        """Remember the file mapping under an array, to let go of its pages after packing."""
+        base: object = data
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, memoryview):
+            base = base.obj
+        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped[id(base)] = base
+
+
+def _sampled(row: int | tuple[int, float, tuple[tuple[int, float], ...]]) -> SampledToken | None:
+    if isinstance(row, int):
+        return SampledToken(token_id=row) if row >= 0 else None
+    token, logprob, top = row
+    return SampledToken(token_id=token, logprob=logprob, top=top)

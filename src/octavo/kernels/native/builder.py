@@ -1,0 +1,167 @@
+"""From fused items to a C++ program: assigns buffers, then emits one call per item."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo import _native
+from octavo.core.model_config import ModelConfig
+from octavo.kernels.base import Model
+from octavo.kernels.native.fusion import Item, Part, Quantise, Region, fuse
+from octavo.kernels.native.recorder import Domain, Node, Recorder, Symbol
+from octavo.kernels.reference.rope import inverse_frequencies
+
+_DOMAINS = {"tokens": _native.Domain.TOKENS, "rows": _native.Domain.ROWS}
+_GATES = {"silu": _native.Gate.SILU, "gelu": _native.Gate.GELU}
+_Key = tuple[Domain, int, bool]  # domain, width, quantised
+
+
+class BufferPlan:
+    """Buffers by liveness: one is given out again once its last reader has run.
+
+    An op's output is placed before its inputs are freed, so no op writes what it reads.
+    """
+
+    def __init__(self, program: _native.Program) -> None:
+        self._program = program
+        self._free: dict[_Key, list[int]] = {}
+        self._placed: dict[tuple[Symbol, bool], int] = {}
+        self._pinned: set[Symbol] = set()
+
+    def place(self, symbol: Symbol, quantised: bool = False) -> int:
+        key = (symbol.domain, symbol.width, quantised)
+        free = self._free.setdefault(key, [])
+        index = free.pop() if free else self._program.buffer(_DOMAINS[symbol.domain], symbol.width, quantised)
+        self._placed[symbol, quantised] = index
+        return index
+
+    def pin(self, symbol: Symbol) -> int:
+        """A buffer of its own, never shared: the program lays it over slices of another one."""
+        index = self._program.buffer(_DOMAINS[symbol.domain], symbol.width, False)
+        self._placed[symbol, False] = index
+        self._pinned.add(symbol)
+        return index
+
+    def of(self, symbol: Symbol, quantised: bool = False) -> int:
+        return self._placed[symbol, quantised]
+
+    def release(self, symbol: Symbol) -> None:
+        """Its last reader has run."""
+        if symbol in self._pinned:
+            return
+        for quantised in (False, True):
+            index = self._placed.pop((symbol, quantised), None)
+            if index is not None:
+                self._free.setdefault((symbol.domain, symbol.width, quantised), []).append(index)
+
+
+class ProgramBuilder:
+    """Records a model and builds its program."""
+
+    def __init__(self, context: _native.Context, config: ModelConfig, *, fused: bool = True) -> None:
+        self._config, self._fused = config, fused
+        self.program = _native.Program(
+            context,
+            config.vocab_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.rope_dim,
+            inverse_frequencies(config).tolist(),
+        )
+        self._buffers = BufferPlan(self.program)
+
+    def build(self, model: Model, *, max_tokens: int, max_seqs: int) -> BuiltProgram:
+        """Record hidden and head once. Raises ``ConfigError`` if the model's arrays do not fit each other."""
+        c = self._config
+        recorder = Recorder(c.num_heads, c.num_kv_heads, c.head_dim)
+        hidden = model.hidden(recorder)
+        items = fuse(recorder.nodes, hidden, enabled=self._fused)
+        self._emit_section(_native.Section.BODY, items, hidden)
+        hidden_buffer = self._buffers.of(hidden)
+        recorder.nodes.clear()
+        rows = recorder.symbol("rows", hidden.width)
+        logits = model.head(recorder, rows)
+        rows_buffer = self._buffers.pin(rows)
+        self._emit_section(_native.Section.HEAD, fuse(recorder.nodes, logits, enabled=self._fused), logits)
+        logits_buffer = self._buffers.of(logits)
+        self.program.finish(hidden_buffer, rows_buffer, logits_buffer, max_tokens, max_seqs)
+        return BuiltProgram(self.program, hidden_buffer, logits_buffer)
+
+    def _emit_section(self, section: _native.Section, items: Sequence[Item], result: Symbol) -> None:
+        last_use = {symbol: i for i, item in enumerate(items) for symbol in _reads(item)}
+        for i, item in enumerate(items):
+            if isinstance(item, Quantise):
+                source = self._buffers.of(item.symbol)
+                target = self._buffers.place(item.symbol, quantised=True)
+                self.program.quantise(section, _DOMAINS[item.symbol.domain], source, target)
+            elif isinstance(item, Region):
+                parts = [self._part(part) for part in item.parts]
+                self.program.linear(section, _DOMAINS[item.outputs[0].domain], parts)
+            else:
+                self._emit_node(section, item)
+            for symbol in {*_reads(item), *_writes(item)}:
+                if last_use.get(symbol, i) == i and symbol != result:
+                    self._buffers.release(symbol)
+
+    def _part(self, part: Part) -> dict[str, Any]:
+        params = part.node.params
+        call: dict[str, Any] = {
+            "weight": params["weight"],
+            "x": self._buffers.of(part.node.inputs[0], params["weight"].integer),
+            "out": self._buffers.place(part.output),
+        }
+        if params["bias"] is not None:
+            call["bias"] = params["bias"]
+        if part.up is not None:
+            call |= {"up": part.up.params["weight"], "gate": _GATES[part.activation]}
+        if part.residual is not None:
+            call["residual"] = self._buffers.of(part.residual)
+        return call
+
+    def _emit_node(self, section: _native.Section, node: Node) -> None:
+        p, params = self.program, node.params
+        inputs = [self._buffers.of(symbol) for symbol in node.inputs]
+        if node.output is None:
+            p.write_kv(section, _DOMAINS[node.inputs[0].domain], params["layer"], *inputs)
+            return
+        out, domain = self._buffers.place(node.output), _DOMAINS[node.output.domain]
+        match node.op:
+            case "embedding":
+                p.embedding(section, domain, params["table"], out)
+            case "rms_norm":
+                p.rms_norm(section, domain, inputs[0], params["weight"], params["eps"], out)
+            case "rope":
+                p.rope(section, domain, inputs[0], params["num_heads"], out)
+            case "attention":
+                p.attention(params["layer"], inputs[0], out, params["scale"], params["window"], params["soft_cap"])
+            case "gated_mul":
+                p.gated_mul(section, domain, _GATES[params["activation"]], inputs[0], inputs[1], out)
+            case "add":
+                p.add(section, domain, inputs[0], inputs[1], out)
+            case "scale":
+                p.scale(section, domain, inputs[0], params["factor"], out)
+            case "select_rows":
+                p.select_rows(section, domain, inputs[0], out)
+            case "soft_cap":
+                p.soft_cap(section, domain, params["cap"], inputs[0], out)
+            case _:
+                raise AssertionError(node.op)
+
+
+class BuiltProgram:
+    """A finished program and where its results lie, for tests that look at them."""
+
+    def __init__(self, program: _native.Program, hidden: int, logits: int) -> None:
+        self.program, self.hidden, self.logits = program, hidden, logits
+
+
+def _reads(item: Item) -> tuple[Symbol, ...]:
+    return (item.symbol,) if isinstance(item, Quantise) else item.inputs
+
+
+def _writes(item: Item) -> tuple[Symbol, ...]:
+    if isinstance(item, Region):
+        return item.outputs
+    return (item.output,) if isinstance(item, Node) and item.output is not None else ()

@@ -1,0 +1,143 @@
+"""Random weights, tiny models and backends for the tests of the native kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import _native
+from octavo.core.model_config import ModelConfig
+from octavo.kernels.base import Array, KVCacheLayout, Ops
+from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.reference.dequantise import GROUP_LAYOUT
+from octavo.kernels.weight_tensor import Encoding, WeightTensor
+from octavo.model.registry import build_model, find_architecture
+
+ISAS = _native.available_isas()
+ENCODINGS: tuple[Encoding, ...] = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+
+
+def config(**changes: object) -> ModelConfig:
+    """A llama of two layers, small enough to run a hundred times in a test."""
+    fields: dict[str, object] = {
+        "architecture": "llama",
+        "name": "tiny",
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "vocab_size": 117,
+        "max_position": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_dim": 16,
+        "tied_embeddings": False,
+    }
+    return ModelConfig(**(fields | changes))  # type: ignore[arg-type]
+
+
+def random_tensor(
+    rng: np.random.Generator, shape: tuple[int, ...], encoding: Encoding = "F32", name: str = "w"
+) -> WeightTensor:
+    """Values of about unit variance per output for a matrix [N, K]; norms (1-D) near 1."""
+    size = 1.0 / np.sqrt(shape[-1])
+    values = rng.normal(0, size, shape) if len(shape) == 2 else 1.0 + 0.1 * rng.normal(size=shape)
+    if encoding == "F32" or len(shape) == 1:
+        data = values.astype(np.float32)
+        return WeightTensor(name=name, shape=shape, encoding="F32", data=data.reshape(-1).view(np.uint8))
+    if encoding == "F16":
+        data16 = values.astype(np.float16)
+        return WeightTensor(name=name, shape=shape, encoding=encoding, data=data16.reshape(-1).view(np.uint8))
+    if encoding == "BF16":
+        bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return WeightTensor(name=name, shape=shape, encoding=encoding, data=bits.reshape(-1).view(np.uint8))
+    groups = rng.integers(0, 256, (shape[0] * shape[1] // 32, GROUP_LAYOUT[encoding][1]), np.uint8)
+    spread = {"Q8_0": 73.0, "Q4_0": 4.6, "Q4_1": 4.6}[encoding]  # standard deviation of the random integers
+    scale = (size / spread * rng.uniform(0.5, 1.5, len(groups))).astype(np.float16)
+    groups[:, :2] = scale.view(np.uint8).reshape(-1, 2)
+    if encoding == "Q4_1":
+        groups[:, 2:4] = (scale * np.float16(-7.5)).view(np.uint8).reshape(-1, 2)
+    return WeightTensor(name=name, shape=shape, encoding=encoding, data=groups.reshape(-1))
+
+
+@contextmanager
+def pinned_isa(isa: str) -> Iterator[None]:
+    """OCTAVO_ISA for the time of a ``with``."""
+    before = os.environ.get("OCTAVO_ISA")
+    os.environ["OCTAVO_ISA"] = isa
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OCTAVO_ISA"]
+        else:
+            os.environ["OCTAVO_ISA"] = before
+
+
+def backend(
+    model_config: ModelConfig, isa: str = "", *, threads: int = 1, kv_dtype: str = "auto", fused: bool = True
+) -> NativeBackend:
+    """A native backend on one ISA; "" takes the best."""
+    with pinned_isa(isa):
+        return NativeBackend(model_config, threads, "exact", kv_dtype, fused=fused)
+
+
+def allocate(made: NativeBackend, c: ModelConfig, *, num_blocks: int = 64, block_size: int = 16) -> None:
+    made.allocate_kv_cache(
+        KVCacheLayout(
+            num_layers=c.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+        )
+    )
+
+
+def random_llama(
+    c: ModelConfig,
+    encoding: Encoding,
+    isa: str = "",
+    *,
+    threads: int = 1,
+    kv_dtype: str = "auto",
+    fused: bool = True,
+    block_size: int = 16,
+    num_blocks: int = 64,
+) -> NativeBackend:
+    """A backend with a bound random model: the same weights for the same arguments."""
+    rng = np.random.default_rng(7)
+    made = backend(c, isa, threads=threads, kv_dtype=kv_dtype, fused=fused)
+    weights = {
+        name: made.pack(random_tensor(rng, spec.shape, encoding, name), spec.uses)
+        for name, spec in find_architecture("llama").tensors(c).items()
+    }
+    allocate(made, c, num_blocks=num_blocks, block_size=block_size)
+    made.bind(build_model(c, weights), max_tokens=1024, max_seqs=64)
+    return made
+
+
+class OpModel:
+    """A "model" that is one call of ops on given rows: token t embeds as row t of ``table``."""
+
+    def __init__(
+        self, made: NativeBackend, c: ModelConfig, table: NDArray[np.float32], call: Callable[[Ops, Array], Array]
+    ):
+        self.config, self._call = c, call
+        tensor = WeightTensor(name="x", shape=table.shape, encoding="F32", data=table.reshape(-1).view(np.uint8))
+        self._table = made.pack(tensor, frozenset({"embedding"}))
+        self._made = made
+
+    def hidden(self, ops: Ops) -> Array:
+        return ops.select_logit_rows(self._call(ops, ops.embedding(self._table, ops.token_ids)))
+
+    def head(self, ops: Ops, rows: Array) -> Array:
+        rng = np.random.default_rng(0)
+        head = random_tensor(rng, (self.config.vocab_size, rows.width))
+        return ops.logits(rows, self._made.pack(head, frozenset({"linear"})))

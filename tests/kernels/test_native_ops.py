@@ -1,0 +1,176 @@
+"""Each native op on every ISA of this host: close to the written-out formula, and the same bits on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from native_models import ENCODINGS, ISAS, OpModel, allocate, backend, config, random_tensor
+from native_steps import Seq, step_input
+from numpy.typing import NDArray
+
+from octavo.core.errors import ConfigError
+from octavo.kernels.base import Array, Ops
+from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.reference.rope import rotation_table
+from octavo.kernels.weight_tensor import Encoding
+
+Floats = NDArray[np.float32]
+ROWS = 117  # every row is one token of one sequence
+
+
+def run_op(
+    isa: str, table: Floats, prepare: Callable[[NativeBackend], Callable[[Ops, Array], Array]], **changes: object
+) -> Floats:
+    """The result [rows, width] of an op applied to the rows of ``table``, the rows being positions 0, 1, ..."""
+    c = config(vocab_size=len(table), **changes)
+    made = backend(c, isa)
+    allocate(made, c)
+    made.bind(OpModel(made, c, table, prepare(made)), max_tokens=len(table), max_seqs=1)
+    seq = Seq(list(range(len(table))), list(range(64)))
+    every = list(range(len(table)))
+    made.run(step_input([(seq, len(table))], 16, logit_rows=every), [], [(0, 0)] * len(table))
+    built = made._built
+    result: Floats = built.program.read(built.hidden, len(table))
+    made.close()
+    return result
+
+
+def check(
+    table: Floats,
+    prepare: Callable[..., Callable[[Ops, Array], Array]],
+    wanted: NDArray[np.float64],
+    atol: float,
+    **changes: object,
+) -> None:
+    """All ISAs agree bit for bit, and with ``wanted`` within ``atol``."""
+    results = [run_op(isa, table, prepare, **changes) for isa in ISAS]
+    assert np.abs(results[0] - wanted).max() <= atol
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def rows(width: int, scale: float = 1.0, seed: int = 1) -> Floats:
+    return (scale * np.random.default_rng(seed).normal(size=(ROWS, width))).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 61, 576])
+def test_rms_norm_follows_its_formula(width: int) -> None:
+    x, weight = rows(width), random_tensor(np.random.default_rng(2), (width,))
+    x64 = x.astype(np.float64)
+    wanted = x64 / np.sqrt((x64**2).mean(1, keepdims=True) + 1e-5) * weight.to_float32()
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        packed = made.pack(weight, frozenset({"norm"}))
+        return lambda ops, x: ops.rms_norm(x, packed, 1e-5)
+
+    check(x, prepare, wanted, 2e-5)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_gated_mul_follows_its_formula(activation: str) -> None:
+    x = rows(61, scale=4.0)
+    gate, up = x.astype(np.float64), 0.5 * x.astype(np.float64)
+    if activation == "silu":
+        activated = gate / (1 + np.exp(-gate))
+    else:
+        activated = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+    check(x, lambda made: lambda ops, x: ops.gated_mul(x, ops.scale(x, 0.5), activation), activated * up, 1e-4)
+
+
+def test_add_and_scale_are_exact() -> None:
+    x = rows(33)
+    check(x, lambda made: lambda ops, x: ops.add(ops.scale(x, -3.0), x), (np.float32(-3.0) * x + x).astype(float), 0.0)
+
+
+@pytest.mark.parametrize(("head_dim", "rope_dim"), [(64, 64), (16, 16), (20, 12), (48, 20), (80, 32)])
+def test_rope_turns_each_pair_by_its_position(head_dim: int, rope_dim: int) -> None:
+    x = rows(3 * head_dim)
+    c = config(head_dim=head_dim, rope_dim=rope_dim)
+    cos, sin = (t[:, None, :].astype(np.float64) for t in rotation_table(c, ROWS))
+    heads = x.astype(np.float64).reshape(ROWS, 3, head_dim)
+    wanted, half = heads.copy(), rope_dim // 2
+    a, b = heads[:, :, :half], heads[:, :, half:rope_dim]
+    wanted[:, :, :half], wanted[:, :, half:rope_dim] = a * cos - b * sin, b * cos + a * sin
+    check(
+        x,
+        lambda made: lambda ops, x: ops.rope(x, ops.positions, 3),
+        wanted.reshape(ROWS, -1),
+        2e-6,
+        head_dim=head_dim,
+        rope_dim=rope_dim,
+    )
+
+
+#: encoding -> largest error allowed of a product of unit-variance rows, by K = 96. int8 activations cost the most.
+LINEAR_TOLERANCE: dict[Encoding, float] = {
+    "F32": 2e-6, "F16": 2e-6, "BF16": 2e-6, "Q8_0": 0.06, "Q4_0": 0.06, "Q4_1": 0.06,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("num_out", [1, 16, 83])
+def test_linear_multiplies_by_the_dequantised_weights(encoding: Encoding, num_out: int) -> None:
+    x, weight = rows(96), random_tensor(np.random.default_rng(3), (num_out, 96), encoding)
+    bias = random_tensor(np.random.default_rng(4), (num_out,))
+    wanted = x.astype(np.float64) @ weight.to_float32().T.astype(np.float64) + bias.to_float32()
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        packed, packed_bias = made.pack(weight, frozenset({"linear"})), made.pack(bias, frozenset({"bias"}))
+        return lambda ops, x: ops.linear(x, packed, packed_bias)
+
+    check(x, prepare, wanted, LINEAR_TOLERANCE[encoding])
+
+
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1"])
+def test_integer_products_equal_the_written_out_arithmetic_bit_for_bit(encoding: Encoding) -> None:
+    """docs/kernels.md: quantise per group of 32, exact integer sums, one float32 order over the groups."""
+    x, weight = rows(64), random_tensor(np.random.default_rng(5), (48, 64), encoding)
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        packed = made.pack(weight, frozenset({"linear"}))
+        return lambda ops, x: ops.linear(x, packed)
+
+    wanted = _integer_product(x, weight.data, encoding, 48)
+    for isa in ISAS:
+        np.testing.assert_array_equal(run_op(isa, x, prepare), wanted)
+
+
+def _integer_product(x: Floats, data: NDArray[np.uint8], encoding: Encoding, num_out: int) -> Floats:
+    groups = x.reshape(len(x), -1, 32)
+    largest = np.abs(groups).max(2)
+    scale = largest * np.float32(1 / 127)
+    q = np.rint(groups * (np.float32(127) / largest)[:, :, None]).astype(np.int64)
+    sums = scale * q.sum(2).astype(np.float32)
+    stored = data.reshape(num_out, groups.shape[1], -1)
+    d = stored[:, :, :2].copy().view(np.float16)[:, :, 0].astype(np.float32)
+    if encoding == "Q8_0":
+        w, minimum = stored[:, :, 2:].view(np.int8).astype(np.int64), None
+    else:
+        nibbles = stored[:, :, -16:]
+        w = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).astype(np.int64)
+        minimum = (
+            stored[:, :, 2:4].copy().view(np.float16)[:, :, 0].astype(np.float32) if encoding == "Q4_1" else -8 * d
+        )
+    acc = np.zeros((len(x), num_out), np.float32)
+    for g in range(groups.shape[1]):
+        product = (q[:, g] @ w[:, g].T).astype(np.float32) * scale[:, g, None]
+        acc = _fma(product, d[None, :, g], acc)
+        if minimum is not None:
+            acc = _fma(sums[:, g, None], minimum[None, :, g], acc)
+    return acc
+
+
+def _fma(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c rounded once: the product is exact in float64, and extended precision absorbs the second rounding."""
+    return (a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)).astype(np.float32)
+
+
+def test_a_model_that_does_not_fit_its_weights_is_refused_when_bound() -> None:
+    c = config()
+    made = backend(c)
+    packed = made.pack(random_tensor(np.random.default_rng(0), (8, 32)), frozenset({"linear"}))
+    model = OpModel(made, c, rows(16), lambda ops, x: ops.linear(x, packed))
+    with pytest.raises(ConfigError, match="input has 16 columns but must have 32"):
+        made.bind(model, max_tokens=8, max_seqs=1)

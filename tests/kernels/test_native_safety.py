@@ -1,0 +1,163 @@
+"""What a caller hands over may be wrong: it is refused by name, and nothing is read or written out of bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+
+import numpy as np
+import pytest
+from native_models import ISAS, allocate, backend, config, pinned_isa, random_llama
+from native_steps import Seq, advance, step_input
+
+from octavo import _native
+from octavo.core.errors import ConfigError
+from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.base import Draw
+from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.native.draws import DRAW_DTYPE
+from octavo.kernels.native.threads import default_threads
+
+C = config()
+GREEDY = [Draw(params=SamplingParams(temperature=0.0), stream=0, position=20)]
+
+
+@pytest.fixture(scope="module")
+def made() -> NativeBackend:
+    return random_llama(C, "Q4_1")
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+HOSTILE = [
+    ("token_ids", lambda a: a + 117, "token_ids has 1.. but takes"),
+    ("token_ids", lambda a: a - 200, "token_ids has -"),
+    ("positions", lambda a: a + 1, "a position is"),
+    ("slot_mapping", lambda a: a + 64 * 16, "slot_mapping has"),
+    ("slot_mapping", lambda a: a * 0 - 2, "slot_mapping has -2"),
+    ("slot_mapping", lambda a: a[:-1], "slot_mapping has 19 entries but must have 20"),
+    ("block_tables", lambda a: a + 64, "block_tables has"),
+    ("block_tables", lambda a: a - 64, "block_tables has -"),
+    ("block_tables", lambda a: a[:, :1].copy(), "at most what its block table covers"),
+    ("query_starts", lambda a: ints(0, 21), "query_starts entry is 21"),
+    ("query_starts", lambda a: ints(1, 20), r"query_starts\[0\] is 1"),
+    ("query_starts", lambda a: ints(0, 0), "query_starts entry is 0"),
+    ("context_lens", lambda a: a - 1, "context_lens entry is 19"),
+    ("context_lens", lambda a: a + 10**6, "context_lens entry"),
+    ("logit_rows", lambda a: a + 1, "logit_rows has 20"),
+    ("logit_rows", lambda a: ints(0, 1), "2 logit_rows but 1 draws"),
+    ("copies", lambda a: ints(0, 64, 3).reshape(1, 3), "copies has 64"),
+    ("copies", lambda a: ints(0, 1, 17).reshape(1, 3), "copy's number of tokens is 17"),
+]
+
+
+@pytest.mark.parametrize(("field", "spoil", "message"), HOSTILE)
+def test_a_hostile_step_is_refused_by_name(made: NativeBackend, field: str, spoil, message: str) -> None:
+    seq = Seq(list(range(20)), [5, 6])
+    step = step_input([(seq, 20)], 16)
+    broken = dataclasses.replace(step, **{field: spoil(getattr(step, field))})
+    with pytest.raises(ValueError, match=message):
+        made.run(broken, GREEDY)
+    assert made.run(step, GREEDY).tokens[0] is not None  # and the backend still works
+
+
+def test_more_tokens_or_sequences_than_bound_are_refused(made: NativeBackend) -> None:
+    with pytest.raises(ValueError, match="token_ids is 1025"):
+        made.run(step_input([(Seq([1] * 1025, list(range(65))), 1025)], 16), GREEDY)
+    many = [(Seq([1], [0]), 1) for _ in range(65)]
+    with pytest.raises(ValueError, match="context_lens is 65"):
+        made.run(step_input(many, 16), GREEDY * 65)
+
+
+@pytest.mark.parametrize("what", ["logit_bias", "allowed_token_ids", "history", "banned"])
+def test_token_ids_outside_the_vocabulary_never_reach_the_sampler(made: NativeBackend, what: str) -> None:
+    params, extra = SamplingParams(temperature=0.0), {}
+    if what == "logit_bias":
+        params = SamplingParams(logit_bias=((117, 1.0),))
+    elif what == "allowed_token_ids":
+        params = SamplingParams(allowed_token_ids=(-1,))
+    elif what == "history":
+        params, extra = SamplingParams(repetition_penalty=1.5), {"history": [3, 500]}
+    else:
+        extra = {"banned_token_ids": (117,)}
+    with pytest.raises(ValueError, match="but the vocabulary has 117 tokens"):
+        made.run(step_input([(Seq([1], [0]), 1)], 16), [Draw(params=params, stream=0, position=1, **extra)])
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    """A NaN in one sequence's cache: its own draw is None, its neighbour's is what it would be without it."""
+    made = random_llama(C, "Q4_1")
+    assert made._kv is not None
+    good, bad = Seq(list(range(20)), [1, 2]), Seq(list(range(20)), [3, 4])
+    for seq in (good, bad):
+        advance(made, [(seq, 19)], 16)
+    alone = made.run(step_input([(good, 1)], 16), GREEDY).tokens[0]
+    made._kv.poison(3)
+    result = made.run(step_input([(good, 1), (bad, 1)], 16), GREEDY * 2)
+    assert result.tokens == [alone, None]
+
+
+def test_infinite_weights_fail_the_row_and_not_the_process() -> None:
+    rows = step_input([(Seq(list(range(5)), [0]), 5)], 16)
+    made = random_llama(config(rms_norm_eps=float("nan")), "Q8_0")
+    assert made.run(rows, GREEDY).tokens == [None]
+
+
+def test_the_draw_record_has_the_layout_that_the_sampler_reads() -> None:
+    assert DRAW_DTYPE.itemsize == _native.DRAW_BYTES
+
+
+def test_an_instruction_set_that_is_not_there_is_refused_with_the_choices() -> None:
+    with (
+        pinned_isa("sse9"),
+        pytest.raises(ConfigError, match="OCTAVO_ISA is 'sse9' but this CPU and build offer generic"),
+    ):
+        NativeBackend(C)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_of_this_host_can_be_pinned(isa: str) -> None:
+    assert backend(C, isa).fingerprint.startswith(f"native-{isa}-exact")
+
+
+def test_bad_wishes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="numerics is 'sloppy'"):
+        NativeBackend(C, numerics="sloppy")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="kv_dtype is 'int3'"):
+        NativeBackend(C, kv_dtype="int3")
+    with pytest.raises(ConfigError, match="threads is 2000"):
+        NativeBackend(C, threads=2000)
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match="lower --kv-cache-memory"):
+        allocate(backend(C), C, num_blocks=2**31 - 1, block_size=2**20)
+
+
+def test_default_threads_stay_inside_the_affinity_mask() -> None:
+    assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
+
+
+def test_idle_threads_use_no_cpu() -> None:
+    made = random_llama(C, "Q4_1", threads=4)
+    advance(made, [(Seq(list(range(20)), [5, 6]), 20)], 16)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.03
+    made.close()
+
+
+def test_the_cache_takes_no_memory_before_it_is_used() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    made, before = backend(C), resident()
+    made_bytes = made.kv_bytes_per_token(C) * 16 * (1 << 18)
+    allocate(made, C, num_blocks=1 << 18)
+    assert made_bytes >= 1 << 30
+    assert resident() - before < 16 << 20

@@ -1,0 +1,227 @@
+"""The C++ sampler against the written-out truth (kernels/reference/sampling.py), stage by stage and all together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from native_models import ISAS, allocate, backend, config
+from native_steps import Seq, step_input
+from numpy.typing import NDArray
+
+from octavo.core.plan import SampledToken
+from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.base import Array, Draw, Ops
+from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.reference import sampling as reference
+from octavo.kernels.weight_tensor import WeightTensor
+
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Rows:
+    """A backend whose logits are given: token t embeds as row t, and the head is the identity."""
+
+    made: NativeBackend
+    vocab_size: int
+
+    @classmethod
+    def of(cls, logits: Floats, isa: str = "") -> Rows:
+        n, vocab = logits.shape
+        c = config(vocab_size=vocab)
+        made = backend(c, isa, threads=2)
+        allocate(made, c)
+        table = np.zeros((vocab, vocab), np.float32)
+        table[:n] = logits
+        made.bind(_Identity(made, c, table), max_tokens=n, max_seqs=1)
+        return cls(made, vocab)
+
+    def run(self, draws: Sequence[Draw], targets: Sequence[tuple[int, int]] = ()) -> list[SampledToken | None]:
+        """Row i is drawn by draws[i], then come the targets."""
+        n = len(draws) + len(targets)
+        step = step_input([(Seq(list(range(n)), list(range(64))), n)], 16, logit_rows=range(n))
+        out = self.made.run(step, draws, targets)
+        return out.tokens + out.row_logprobs
+
+
+class _Identity:
+    def __init__(self, made: NativeBackend, c: object, table: Floats) -> None:
+        self.config = c
+        self._table, self._eye = (
+            made.pack(
+                WeightTensor(name="x", shape=t.shape, encoding="F32", data=t.reshape(-1).view(np.uint8)),
+                frozenset({"embedding"}),
+            )
+            for t in (table, np.eye(len(table), dtype=np.float32))
+        )
+
+    def hidden(self, ops: Ops) -> Array:
+        return ops.select_logit_rows(ops.embedding(self._table, ops.token_ids))
+
+    def head(self, ops: Ops, rows: Array) -> Array:
+        return ops.logits(rows, self._eye)
+
+
+def compare(got: list[SampledToken | None], logits: Floats, draws: Sequence[Draw]) -> None:
+    for row, (token, draw) in enumerate(zip(got, draws, strict=True)):
+        wanted = reference.sample(logits[row], draw)
+        if wanted is None or token is None:
+            assert token == wanted
+            continue
+        assert token.token_id == wanted.token_id, (row, draw)
+        assert [i for i, _ in token.top] == [i for i, _ in wanted.top]
+        if wanted.logprob is None:
+            assert token.logprob is None
+        else:
+            assert token.logprob == pytest.approx(wanted.logprob, abs=2e-6)
+            np.testing.assert_allclose([p for _, p in token.top], [p for _, p in wanted.top], atol=2e-6)
+
+
+VOCAB, NUM = 389, 90
+RNG = np.random.default_rng(0)
+#: a third of the rows flat, a third peaked, a third full of ties
+LOGITS = np.concatenate(
+    [
+        RNG.normal(0, 0.3, (NUM // 3, VOCAB)),
+        RNG.normal(0, 4.0, (NUM // 3, VOCAB)),
+        RNG.integers(-3, 4, (NUM // 3, VOCAB)),
+    ]
+).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=ISAS)
+def rows(request: pytest.FixtureRequest) -> Rows:
+    return Rows.of(LOGITS, request.param)
+
+
+STAGES = [
+    {"temperature": 0.0},
+    {},
+    {"temperature": 0.3},
+    {"temperature": 1e-7},
+    {"temperature": 100.0},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 150},
+    {"top_k": 5000},
+    {"top_p": 0.9},
+    {"top_p": 0.05},
+    {"top_p": 0.9999999},
+    {"typical_p": 0.2},
+    {"typical_p": 0.9},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.01},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.001, "temperature": 0.05},
+    {"top_k": 50, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95, "xtc_probability": 0.5, "xtc_threshold": 0.03},
+    {"logit_bias": ((3, 5.0), (7, -100.0), (3, 2.5)), "temperature": 0.7},
+    {"allowed_token_ids": (5, 9, 200, 388), "top_p": 0.9},
+    {"allowed_token_ids": (5,), "logit_bias": ((5, -100.0),)},
+]
+
+
+@pytest.mark.parametrize("fields", STAGES, ids=lambda fields: ",".join(fields) or "plain")
+def test_each_stage_draws_what_the_reference_draws(rows: Rows, fields: dict) -> None:
+    params = SamplingParams(**fields, logprobs=4)
+    draws = [Draw(params=params, stream=1000 + i, position=i) for i in range(NUM)]
+    compare(rows.run(draws), LOGITS, draws)
+
+
+HISTORIES = [
+    {"repetition_penalty": 1.8},
+    {"repetition_penalty": 0.5},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7, "presence_penalty": -0.5},
+    {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+    {"dry_multiplier": 2.0, "dry_base": 3.0, "dry_allowed_length": 2, "dry_sequence_breaker_ids": (0, 4)},
+    {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_penalty_last_n": 9},
+    {"dry_multiplier": 2.0, "dry_penalty_last_n": 0},
+    {"bad_words_token_ids": ((3,), (1, 2), (0, 1, 4))},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "dry_multiplier": 1.0, "bad_words_token_ids": ((2, 2),)},
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("fields", HISTORIES, ids=lambda fields: ",".join(fields))
+def test_penalties_look_at_the_history_as_the_reference_does(rows: Rows, fields: dict, temperature: float) -> None:
+    rng = np.random.default_rng(1)
+    params = SamplingParams(**fields, temperature=temperature)
+    draws = []
+    for i in range(NUM):
+        history = rng.integers(0, 6, i % 40).tolist()  # few distinct tokens: many repeats
+        draws.append(
+            Draw(params=params, stream=i, position=len(history), history=history, prompt_len=len(history) // 3)
+        )
+    logits = LOGITS.copy()
+    compare(rows.run(draws), logits, draws)
+
+
+def test_banned_tokens_and_parameters_of_all_kinds_share_a_step(rows: Rows) -> None:
+    rng, draws = np.random.default_rng(2), []
+    for i in range(NUM):
+        fields = STAGES[i % len(STAGES)] | HISTORIES[i % len(HISTORIES)]
+        params = SamplingParams(**fields, logprobs=(None, 0, 20)[i % 3])
+        history = rng.integers(0, VOCAB, 30).tolist() if i % 2 else [1, 2, 3] * 9
+        banned = tuple(rng.integers(0, VOCAB, 3).tolist()) if i % 5 == 0 else ()
+        draws.append(
+            Draw(params=params, stream=2**63 + i, position=27, history=history, prompt_len=4, banned_token_ids=banned)
+        )
+    compare(rows.run(draws), LOGITS, draws)
+
+
+def test_target_rows_report_their_token(rows: Rows) -> None:
+    draw = Draw(params=SamplingParams(temperature=0.0), stream=0, position=0)
+    targets = [(i, i % 21) for i in range(NUM - 1)]
+    got = rows.run([draw], targets)
+    for row, (token, alternatives) in enumerate(targets, start=1):
+        wanted = reference.report(LOGITS[row], token, alternatives)
+        assert got[row] is not None
+        assert got[row].token_id == token
+        assert got[row].logprob == pytest.approx(wanted.logprob, abs=2e-6)
+        assert [i for i, _ in got[row].top] == [i for i, _ in wanted.top]
+
+
+def test_every_instruction_set_reports_the_same_bits() -> None:
+    draws = [Draw(params=SamplingParams(top_p=0.9, logprobs=5), stream=i, position=0) for i in range(NUM)]
+    results = [Rows.of(LOGITS, isa).run(draws) for isa in ISAS]
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 200, VOCAB - 1])
+def test_a_row_with_one_value_that_is_not_finite_fails(poison: float, place: int) -> None:
+    logits = LOGITS[:3].copy()
+    logits[1, place] = poison
+    # 0 * inf is NaN in the identity head, so poison the row through a table of its own
+    table = Rows.of(logits)
+    params = SamplingParams(logprobs=1)
+    got = table.run([Draw(params=params, stream=0, position=0)] * 3)
+    assert got[1] is None
+    assert got[0] is not None
+    assert got[2] is not None
+
+
+def test_a_draw_with_everything_masked_fails_alone(rows: Rows) -> None:
+    masked = Draw(params=SamplingParams(allowed_token_ids=(3,)), stream=0, position=0, banned_token_ids=(3,))
+    free = Draw(params=SamplingParams(temperature=0.0), stream=0, position=0)
+    got = rows.run([masked, free])
+    assert got[0] is None
+    assert got[1] is not None
+
+
+def test_draws_follow_their_distribution() -> None:
+    """19,200 draws from one row: frequencies within four standard deviations."""
+    row = np.full(64, -1e4, np.float32)
+    row[[3, 9, 30, 63]] = np.log([0.5, 0.25, 0.15, 0.1])
+    table, counts = Rows.of(np.tile(row, (64, 1))), np.zeros(64)
+    for step in range(300):
+        draws = [Draw(params=SamplingParams(), stream=7, position=64 * step + i) for i in range(64)]
+        for token in table.run(draws):
+            assert token is not None
+            counts[token.token_id] += 1
+    expected = 19200 * np.exp(row)
+    assert (np.abs(counts - expected) <= 4 * np.sqrt(expected)).all()
