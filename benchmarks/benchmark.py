@@ -23,13 +23,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from octavo.cli.report import host_facts, save
 from octavo.core.config import EngineConfig
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.load import LoadedEngine, load_engine
 from octavo.engine.requests import make_requests
-
-sys.path.insert(0, str(Path(__file__).parent))
-from report import host_facts, save
 
 QUESTIONS = (
     "What is the capital of France?",

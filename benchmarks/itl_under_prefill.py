@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import random
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from octavo.cli.report import host_facts, save
 from octavo.core.config import EngineConfig
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
-
-sys.path.insert(0, str(Path(__file__).parent))
-from report import host_facts, save
 
 NUM_CHATS, CHAT_PROMPT = 4, 64
 

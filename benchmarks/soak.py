@@ -17,13 +17,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from octavo.cli.report import host_facts, save
 from octavo.core.config import EngineConfig
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.load import LoadedEngine
-
-sys.path.insert(0, str(Path(__file__).parent))
-from report import host_facts, save
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE = 16, 512, 16
 TERMINAL = {"FINISHED", "ABORTED", "FAILED"}

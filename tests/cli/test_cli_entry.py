@@ -17,7 +17,7 @@ from octavo.cli.main import app
 HEAVY = ("numpy", "torch", "transformers", "fastapi", "uvicorn", "huggingface_hub", "jinja2", "tokenizers", "rich")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["chat", "--help"], ["doctor", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["chat", "--help"], ["bench", "latency", "--help"]])
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     code = (
         "import sys\nfrom octavo.cli.main import app\n"

@@ -13,7 +13,7 @@ _INTRODUCTION = """\
 
 Every setting is a field of `EngineConfig` or `ServerConfig` (`src/octavo/core/config.py`), and each field is
 
-- a flag of the commands (`octavo serve`, and for the engine also `chat`, `complete` and `doctor`),
+- a flag of the commands (`octavo serve`, and for the engine also `chat`, `complete`, `bench` and `doctor`),
 - a key of the TOML file that `--config FILE` names; a flag beats the file, the file beats the default,
 - a keyword of `octavo.LLM(...)` and `octavo.EngineConfig(...)`, for the engine's fields.
 

@@ -1,4 +1,4 @@
-"""``octavo doctor``: what was found, what will be used, and whether it computes the right tokens."""
+"""``octavo doctor``: what was found, what will be used, how fast it could be, and whether the tokens are right."""
 
 from __future__ import annotations
 
@@ -146,6 +146,20 @@ def _identify(name: str, path: Path) -> tuple[bool, Finding | None]:
     return False, None
 
 
+def show_bound(loaded: LoadedEngine) -> None:
+    """Measure the machine and show the best possible figures; nothing where the backend cannot measure."""
+    from octavo.cli.bound import bound_table, speed_rows
+
+    backend, config = loaded.runner.backend, loaded.config
+    cost, speed = backend.model_cost(), backend.measure_machine()
+    if cost is None or speed is None:
+        return
+    out = console()
+    out.print(facts_table("Measured", speed_rows(speed)))
+    chunk = config.wish.max_num_batched_tokens
+    out.print(bound_table(cost, speed, max_model_len=config.max_model_len, chunk=chunk))
+
+
 def _examine(loaded: LoadedEngine, *, is_default: bool) -> Iterator[Finding]:
     """Show what will be used, then compare golden tokens."""
     from octavo.cli.golden import check_golden, golden_prompts
@@ -153,6 +167,7 @@ def _examine(loaded: LoadedEngine, *, is_default: bool) -> Iterator[Finding]:
 
     console().print(facts_table("Will be used", resolved_rows(loaded.config)))
     yield Finding("PASS", f"the engine is ready {loaded.load_s:.1f} s after the start of loading")
+    show_bound(loaded)
     if not is_default:
         yield Finding("NOTE", "golden tokens: not compared, since they are known for the default model alone")
         return

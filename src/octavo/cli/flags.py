@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -29,11 +29,14 @@ _METAVARS = {"text": "TEXT", "whole": "N", "real": "X", "size": "SIZE", "list": 
 _Command = Callable[..., None]
 
 
-def with_config(*, model: Literal["argument", "option"] = "argument") -> Callable[[_Command], _Command]:
+def with_config(
+    *, model: Literal["argument", "option"] = "argument", omit: Collection[str] = ()
+) -> Callable[[_Command], _Command]:
     """Let a command take whole configs: a parameter annotated with a config class becomes one flag for each field.
 
     The decorated command also gets ``--config FILE``. A flag beats the file, the file beats the default. ``model`` says
-    whether the model is the positional argument or ``--model``.
+    whether the model is the positional argument or ``--model``. omit: fields that the command decides itself: no flag,
+    and a config file's value does not reach it.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -45,15 +48,17 @@ def with_config(*, model: Literal["argument", "option"] = "argument") -> Callabl
             wishes = read_config_file(config) if config is not None else {}
             for cls in configs.values():
                 for field in config_fields(cls):
-                    value = given.pop(field.name)
-                    if value is not None:  # typed by the user
+                    value = given.pop(field.name, None)
+                    if field.name in omit:
+                        wishes.pop(field.name, None)
+                    elif value is not None:  # typed by the user
                         wishes[field.name] = tuple(value) if field.kind == "list" else value
             command(**given, **{name: _build(cls, wishes) for name, cls in configs.items()})
 
         # typer reads a function's signature and nothing else; it must not follow __wrapped__ to the bare command.
         del run.__wrapped__
         run.__annotations__ = {}
-        run.__signature__ = inspect.Signature(list(_parameters(command, hints, configs, model)))  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(list(_parameters(command, hints, configs, model, omit)))  # type: ignore[attr-defined]
         return run
 
     return decorate
@@ -94,7 +99,7 @@ def _build(cls: type, wishes: Mapping[str, Any]) -> Any:
 
 
 def _parameters(
-    command: _Command, hints: Mapping[str, Any], configs: Mapping[str, type], model: str
+    command: _Command, hints: Mapping[str, Any], configs: Mapping[str, type], model: str, omit: Collection[str]
 ) -> Iterable[inspect.Parameter]:
     """The command's own parameters, then --config, then one flag for each field."""
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -105,6 +110,8 @@ def _parameters(
     yield inspect.Parameter("config", keyword, default=None, annotation=Annotated[Path | None, file_option])
     for cls in configs.values():
         for field in config_fields(cls):
+            if field.name in omit:
+                continue
             option = _option(cls, field, positional=field.name == "model" and model == "argument")
             kind = Literal[field.choices] if field.kind == "choice" else _TYPES[field.kind]
             yield inspect.Parameter(field.name, keyword, default=None, annotation=Annotated[kind | None, option])

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from octavo._version import __version__
-from octavo.cli import chat, complete, doctor, models, serve
+from octavo.cli import bench, chat, complete, doctor, models, serve
 from octavo.core.errors import OctavoError
 
 logger = logging.getLogger("octavo")
@@ -27,6 +27,7 @@ app.command()(models.pull)
 app.command(name="models")(models.list_all)
 app.command()(models.rm)
 app.command()(doctor.doctor)
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

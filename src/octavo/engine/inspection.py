@@ -76,7 +76,7 @@ def _summary(engine: LoadedEngine, trace: RequestTrace) -> dict[str, Any]:
     num_tokens = trace.num_output_tokens
     timings = trace.timings(engine.core.clock(), num_tokens)
     return {
-        "prompt_tokens": len(trace.request.prompt_token_ids),
+        "prompt_tokens": trace.num_prompt_tokens,
         "cached_tokens": trace.cached_tokens,
         "output_tokens": num_tokens,
         "prefill_chunks": names.count("PREFILL_CHUNK"),
@@ -113,5 +113,6 @@ def step_dict(record: StepRecord) -> dict[str, Any]:
         "build_ms": record.build_s * 1e3,
         "forward_ms": record.forward_s * 1e3,
         "sample_ms": record.sample_s * 1e3,
+        "gil_wait_ms": record.gil_wait_s * 1e3,
         "failed": record.failed,
     }

@@ -52,15 +52,17 @@ class LoadedEngine:
 
     def advance(self) -> list[RequestOutput]:
         """One step: run it, turn its events into outputs, end what a stop string has ended."""
-        outputs, hits = self.processor.process(self.core.step())
-        for hit in hits:
-            self.core.finish(hit.request_id, "stop", hit.stop)
+        outputs, endings = self.processor.process(self.core.step())
+        for ending in endings:
+            self.core.finish(ending.request_id, ending.reason, ending.stop)
         return outputs
 
     def abort(self, request_id: str) -> list[RequestOutput]:
         """End a sequence that is not wanted any more; its blocks come back at once. [] if it has ended already."""
         event = self.core.finish(request_id, "abort")
-        return self.processor.process([event])[0] if event is not None else []
+        outputs = self.processor.process([event])[0] if event is not None else []
+        self.processor.discard(request_id)  # after an interrupted step it may have ended without an output
+        return outputs
 
     def close(self) -> None:
         """Release threads and memory; nothing may run afterwards."""
@@ -88,6 +90,7 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
         )
     )
     backend.bind(model, max_tokens=wish.max_num_batched_tokens + wish.max_num_seqs, max_seqs=wish.max_num_seqs)
+    cost = backend.model_cost()
     config = ResolvedConfig(
         wish=wish,
         model_path=str(found.path),
@@ -105,10 +108,11 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
         vocab_size=source.config.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
         system_fingerprint=_fingerprint(backend.fingerprint, source.fingerprint),
+        weights_bytes=cost.weights_bytes if cost is not None else 0,
         notes=pool.notes,
     )
     runner = ModelRunner(backend, block_size=wish.block_size, step_mode=wish.step_mode)
-    runner.warm_up()
+    runner.warm_up(wish.max_num_batched_tokens)
     tracer = Tracer(Metrics(), max_steps=wish.trace_steps)
     scheduler = Scheduler.from_config(wish, num_blocks=pool.num_blocks, max_model_len=pool.max_model_len)
     core = EngineCore(scheduler, runner, tracer)

@@ -37,7 +37,7 @@ class ModelRunner:
         tokens: list[SampledToken | None] = [None] * len(chunks)
         prompt_logprobs: list[list[SampledToken]] | None = None
         failed: set[int] = set()
-        forward_s = sample_s = 0.0
+        forward_s = sample_s = gil_wait_s = 0.0
         copies = plan.block_copies
         for first, last in self._passes(chunks):
             batch = build_batch(chunks[first:last], copies, self._block_size)
@@ -56,6 +56,7 @@ class ModelRunner:
                     prompt_logprobs[first + chunk].append(token)
             forward_s += output.forward_s
             sample_s += output.sample_s
+            gil_wait_s += output.gil_wait_s
         return StepResult(
             step_id=plan.step_id,
             tokens=tuple(tokens),
@@ -64,7 +65,13 @@ class ModelRunner:
             build_s=time.perf_counter() - started - forward_s - sample_s,
             forward_s=forward_s,
             sample_s=sample_s,
+            gil_wait_s=gil_wait_s,
         )
+
+    @property
+    def backend(self) -> Backend:
+        """Who computes. Only the thread that steps the engine may use it."""
+        return self._backend
 
     def _passes(self, chunks: Sequence[ScheduledChunk]) -> list[tuple[int, int]]:
         """Half-open ranges of chunks, one per pass: [0, n), or [0, ones) and [ones, n)."""
@@ -74,9 +81,12 @@ class ModelRunner:
         ones = sum(len(chunk.token_ids) == 1 for chunk in chunks)
         return [(first, last) for first, last in ((0, ones), (ones, count)) if last > first]
 
-    def warm_up(self) -> None:
-        """Run one throw-away pass that writes no KV, so that the first request meets warm code and pages."""
-        num_tokens = self._block_size
+    def warm_up(self, max_tokens: int) -> None:
+        """Run one throw-away pass that writes no KV, so that the first request meets warm code and pages.
+
+        max_tokens: positions that a step may have; the pass takes a block's worth if that is less
+        """
+        num_tokens = min(self._block_size, max_tokens)
         array = np.arange(num_tokens, dtype=np.int32)
         step = ModelInput(
             token_ids=np.zeros(num_tokens, dtype=np.int32),

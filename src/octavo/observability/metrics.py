@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from octavo.core.plan import FinishReason, StepPlan, StepResult
 
+#: The longest window that throughput can be asked for.
+MAX_WINDOW_S = 3600
+
 
 class TimedRing:
     """The newest ``capacity`` (time, value) pairs; 16 bytes each, preallocated."""
@@ -34,6 +37,26 @@ class TimedRing:
         return found
 
 
+class SecondSums:
+    """Sums per whole second of the clock, of the newest ``capacity`` seconds; 16 bytes each, preallocated."""
+
+    def __init__(self, capacity: int) -> None:
+        self._seconds = array("q", [-1]) * capacity  # which second a slot holds
+        self._sums = array("d", bytes(8 * capacity))
+        self._capacity = capacity
+
+    def add(self, now: float, value: float) -> None:
+        second = int(now)
+        slot = second % self._capacity
+        if self._seconds[slot] != second:
+            self._seconds[slot], self._sums[slot] = second, 0.0
+        self._sums[slot] += value
+
+    def since(self, second: int) -> float:
+        """The sum from the start of ``second`` on."""
+        return sum(total for start, total in zip(self._seconds, self._sums, strict=True) if start >= second)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Mean and percentiles of a sample; None where it is empty. Percentiles by nearest rank."""
@@ -56,14 +79,19 @@ class Summary:
 
 
 class Metrics:
-    """Rings of latencies and per-step counts. The engine thread writes and reads."""
+    """Rings of latencies and sums of tokens. The engine thread writes and reads.
+
+    capacity: inter-token latencies kept. Of the other latencies the newest 4096 requests and 16384 steps are kept; a
+              busy server fills these within a long window, and ``Summary.count`` says how many there were.
+    """
 
     def __init__(self, *, capacity: int = 65536) -> None:
         self._ttft = TimedRing(4096)
         self._tpot = TimedRing(4096)
         self._itl = TimedRing(capacity)
-        self._prefill_tokens = TimedRing(16384)
-        self._output_tokens = TimedRing(16384)
+        self._prefill_tokens = SecondSums(MAX_WINDOW_S + 1)
+        self._output_tokens = SecondSums(MAX_WINDOW_S + 1)
+        self._started_s: float | None = None  # of the first step
         self._step_s = TimedRing(16384)
         self._progress: dict[str, tuple[float, float, int]] = {}  # request -> (first token, latest token, tokens)
         self.requests_ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
@@ -90,6 +118,8 @@ class Metrics:
         self.preemptions += len(plan.preempted)
         if result is None:
             return
+        if self._started_s is None:
+            self._started_s = now - result.duration_s
         decoded = sum(chunk.reason == "decode" for chunk in plan.chunks)
         self._prefill_tokens.add(now, sum(len(chunk.token_ids) for chunk in plan.chunks) - decoded)
         self._output_tokens.add(now, sum(token is not None for token in result.tokens))
@@ -102,9 +132,10 @@ class Metrics:
         return {name: Summary.of(ring.since(start)) for name, ring in rings.items()}
 
     def throughput(self, now: float, window_s: float) -> dict[str, float]:
-        """Tokens per second over the last ``window_s``."""
-        start = now - window_s
+        """Tokens per second over the last ``window_s`` (at most an hour), or since the first step if that is less."""
+        first_second = int(now - window_s)
+        watched_s = now - max(first_second, now if self._started_s is None else self._started_s)
+        sums = {"prompt_tokens_per_s": self._prefill_tokens, "output_tokens_per_s": self._output_tokens}
         return {
-            "prompt_tokens_per_s": sum(self._prefill_tokens.since(start)) / window_s,
-            "output_tokens_per_s": sum(self._output_tokens.since(start)) / window_s,
+            name: per_second.since(first_second) / watched_s if watched_s else 0.0 for name, per_second in sums.items()
         }

@@ -64,6 +64,7 @@ class StepRecord:
     forward_s: float
     sample_s: float
     failed: bool
+    gil_wait_s: float = 0.0  # of build_s: see StepResult
 
 
 class RequestTrace:
@@ -74,15 +75,22 @@ class RequestTrace:
         "_decode_times",
         "_events",
         "admitted_s",
+        "arrival_s",
         "cached_tokens",
+        "client",
         "ended_s",
         "first_token_s",
         "num_output_tokens",
-        "request",
+        "num_prompt_tokens",
+        "request_id",
     )
 
     def __init__(self, request: Request) -> None:
-        self.request = request
+        # Facts, not the request: thousands of ended requests are remembered, and their prompts would add up.
+        self.request_id = request.request_id
+        self.client = request.client
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.arrival_s = request.arrival_s
         self._events: list[LifecycleEvent] = []
         self._decode_times = array("d")
         self._decode_step_ids = array("q")
@@ -93,10 +101,10 @@ class RequestTrace:
         self.ended_s: float | None = None
 
     def add(self, event: EventName, now: float, step_id: int | None = None, **facts: object) -> None:
-        self._events.append(LifecycleEvent(event=event, t_s=now - self.request.arrival_s, step_id=step_id, facts=facts))
+        self._events.append(LifecycleEvent(event=event, t_s=now - self.arrival_s, step_id=step_id, facts=facts))
 
     def add_decode(self, now: float, step_id: int) -> None:
-        self._decode_times.append(now - self.request.arrival_s)
+        self._decode_times.append(now - self.arrival_s)
         self._decode_step_ids.append(step_id)
 
     def __len__(self) -> int:
@@ -112,7 +120,7 @@ class RequestTrace:
 
     def timings(self, now: float, num_output_tokens: int) -> Timings:
         """Durations so far; ``now`` stands in for the end of a request that is still running."""
-        arrival, end = self.request.arrival_s, self.ended_s if self.ended_s is not None else now
+        arrival, end = self.arrival_s, self.ended_s if self.ended_s is not None else now
         first = self.first_token_s
         return Timings(
             queue_s=None if self.admitted_s is None else self.admitted_s - arrival,
@@ -213,7 +221,7 @@ class Tracer:
             trace.num_output_tokens += 1
             if trace.first_token_s is None:
                 trace.first_token_s = now
-                self.metrics.first_token(event.request_id, now - trace.request.arrival_s, now)
+                self.metrics.first_token(event.request_id, now - trace.arrival_s, now)
             else:
                 self.metrics.next_token(event.request_id, now)
         if event.finish_reason is not None:
@@ -242,4 +250,5 @@ def _step_record(plan: StepPlan, result: StepResult | None, now: float) -> StepR
         forward_s=result.forward_s if result is not None else 0.0,
         sample_s=result.sample_s if result is not None else 0.0,
         failed=result is None,
+        gil_wait_s=result.gil_wait_s if result is not None else 0.0,
     )
