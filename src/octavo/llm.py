@@ -6,10 +6,11 @@ import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from octavo.core.config import EngineConfig
-from octavo.core.errors import InvalidRequest
+from octavo.core.errors import EngineUnavailable, InvalidRequest
 from octavo.core.output import RequestOutput, Timings, Usage
 from octavo.core.plan import FinishReason, SampledToken
 from octavo.core.sampling_params import SamplingParams
@@ -22,7 +23,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """One finished choice of one prompt."""
+    """One finished choice of one prompt.
+
+    ``finish_reason`` "error" means that this one failed, alone; ``stop_reason`` says why.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -72,6 +76,7 @@ class LLM:
             fields["model"] = model
         self._engine: LoadedEngine = load_engine(config or EngineConfig(**fields))
         self._ids = itertools.count()
+        self._closed = False
 
     def __enter__(self) -> LLM:
         return self
@@ -80,8 +85,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Release the model's memory. Nothing may be generated afterwards."""
-        self._engine.close()
+        """Release the model's memory. Nothing may be generated afterwards. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
 
     @property
     def engine(self) -> LoadedEngine:
@@ -130,6 +137,8 @@ class LLM:
         n: int,
         progress: bool,
     ) -> list[GenerateResult]:
+        if self._closed:
+            raise EngineUnavailable("this LLM is closed; make another")
         params = [sampling or SamplingParams()] * len(prompts) if not isinstance(sampling, Sequence) else list(sampling)
         if len(params) != len(prompts):
             raise InvalidRequest(f"{len(params)} sampling parameters were given for {len(prompts)} prompts")
@@ -166,7 +175,7 @@ class LLM:
 
 
 def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
 
 
 class _progress_bar:  # noqa: N801 - used like a function

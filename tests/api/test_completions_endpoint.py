@@ -38,6 +38,8 @@ def test_choices_of_several_prompts_are_numbered_prompt_major(server: LiveServer
 def test_the_default_limit_is_16_tokens_or_what_the_context_leaves(server: LiveServer) -> None:
     assert answer_of(complete(server.http, ignore_eos=True))["usage"]["completion_tokens"] == 16
     assert answer_of(complete(server.http, [97] * 509, ignore_eos=True))["usage"]["completion_tokens"] == 3
+    error = error_of(complete(server.http, [97] * 512), 400)
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded"), "nobody has asked for max_tokens"
     assert error_of(complete(server.http, [97] * 512), 400)["code"] == "context_length_exceeded"
 
 

@@ -38,6 +38,7 @@ def test_while_loading_everything_says_503_and_when_to_come_back(start_server: C
             assert int(response.headers["retry-after"]) >= 1
         server.wait_until_ready()
         assert answer_of(server.http.get("/health")) == {"status": "ready"}
+        assert server.http.head("/health").status_code == 200
         answer_of(chat(server.http))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,15 @@ import pytest
 from octavo.core.config import EngineConfig, ResolvedConfig
 from octavo.core.output import RequestOutput, Timings, Usage
 from octavo.core.request import Request
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Commands set up logging for their process; the next test gets it as it was."""
+    before = {name: logging.getLogger(name).level for name in ("", "octavo")}
+    yield
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
 
 
 class FakeEngine:

@@ -49,6 +49,7 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         (["complete", "--model", "./nowhere.gguf", "Hello"], "nowhere.gguf"),
         (["chat", "--config", "nowhere.toml"], "cannot read the config file nowhere.toml"),
         (["rm", "--yes", "no-such-model"], "no model 'no-such-model'"),
+        (["rm", "no-such-model"], "no model 'no-such-model'"),
     ],
 )
 def test_what_cannot_be_done_is_one_plain_line_and_exit_code_1(

@@ -180,6 +180,7 @@ def test_stats_and_prefix_cache_are_consistent(server: Server) -> None:
         ("/debug/lifecycle", {"prompt": ["a", "b"]}, "prompt"),
         ("/debug/lifecycle", {"prompt": "a", "stream": True}, "stream"),
         ("/debug/batch", {"prompt": "a"}, "prompts"),
+        ("/debug/batch", {"prompts": []}, "prompts"),
         ("/debug/batch", {"prompts": ["a"], "max_tokenz": 1}, "max_tokenz"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -36,7 +37,7 @@ TOKENIZER = SimpleNamespace(
 
 
 class Runner:
-    """Token at position p is ``ord("a") + p % 26``. Has knobs to be slow, to raise, and to return a bad row."""
+    """Token at position p is ``ord("a") + p % 26``. Has knobs to be slow, to raise, to return a bad row."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -45,9 +46,17 @@ class Runner:
         self.bad_rows: set[str] = set()
         self.seen: list[str] = []
         self.closed = False
+        self.notify_fd = -1
+        self.waiting = threading.Event()
+        self.dies = False
 
     def execute(self, plan: StepPlan) -> StepResult:
+        self.waiting.set()
+        if self.notify_fd >= 0:
+            os.write(self.notify_fd, b"\0")
         self.gate.wait(10)
+        if self.dies:
+            raise SystemExit("the thread dies")
         self.seen += [chunk.request_id for chunk in plan.chunks]
         if any(chunk.request_id in self.raise_for for chunk in plan.chunks):
             raise RuntimeError("the kernel fell over")
@@ -154,6 +163,31 @@ def test_leaving_a_stream_ends_its_request_before_the_next_step() -> None:
     with_engine(test)
 
 
+def test_a_last_output_arrives_although_all_others_leave_in_the_same_step() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        ending, leaving = engine.submit([1], params(5), request_id="a"), engine.submit([2], params(60), request_id="b")
+        loop, execute = asyncio.get_running_loop(), runner.execute
+
+        def leave() -> None:
+            leaving.abort()
+            left.set()
+
+        def execute_and_leave(plan: StepPlan) -> StepResult:
+            if any(chunk.request_id == "a" and chunk.end == 5 for chunk in plan.chunks):
+                loop.call_soon_threadsafe(leave)
+                left.wait(5)
+            return execute(plan)
+
+        left = threading.Event()
+        runner.execute = execute_and_leave  # type: ignore[method-assign]
+        runner.gate.set()
+        outputs = await asyncio.wait_for(collect(ending), 5)
+        assert outputs[-1].finish_reason == "length"
+
+    with_engine(test)
+
+
 def test_a_stop_string_ends_a_request_before_the_next_step() -> None:
     async def test(engine: AsyncEngine, runner: Runner) -> None:
         outputs = await collect(engine.submit([1], params(50, stop=("ef",)), request_id="r"))
@@ -162,6 +196,25 @@ def test_a_stop_string_ends_a_request_before_the_next_step() -> None:
         assert runner.seen.count("r") == 5, "one step per token drawn: b c d e f"
         ended = await engine.inspect(lambda e: dict(e.core.tracer.metrics.requests_ended))
         assert ended == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+
+    with_engine(test)
+
+
+def test_a_stop_string_in_the_last_token_allowed_counts_as_a_stop_everywhere() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        outputs = await collect(engine.submit([1], params(5, stop=("ef",)), request_id="r"))
+        assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", "ef")
+
+        def recorded(loaded: LoadedEngine) -> tuple[dict[str, int], Any]:
+            trace = loaded.core.tracer.request("r")
+            assert trace is not None
+            return dict(loaded.core.tracer.metrics.requests_ended), trace.events()
+
+        ended, events = await engine.inspect(recorded)
+        assert ended == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+        assert [event.facts for event in events if event.event == "FINISHED"] == [
+            {"reason": "stop", "stop_reason": "ef"}
+        ]
 
     with_engine(test)
 
@@ -232,6 +285,69 @@ def test_what_cannot_be_served_is_refused_before_it_is_queued() -> None:
         await collect(stream)
 
     with_engine(test)
+
+
+def test_an_id_that_a_choice_of_another_request_has_is_refused() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        streams = [engine.submit([1], params(), request_id="r", n=2), engine.submit([1], params(), request_id="q#1")]
+        with pytest.raises(InvalidRequest, match="'r#1' is in use"):
+            engine.submit([1], params(), request_id="r#1")
+        with pytest.raises(InvalidRequest, match="'q#1' is in use"):
+            engine.submit([1], params(), request_id="q", n=2)
+        runner.gate.set()
+        await asyncio.gather(*map(collect, streams))
+        assert engine.state == "ready"
+
+    with_engine(test)
+
+
+def test_a_request_whose_text_cannot_be_made_fails_alone() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        good, bad = (engine.submit([1], params(), request_id=name) for name in ("good", "bad"))
+
+        def spoil(loaded: LoadedEngine) -> None:
+            loaded.processor._sequences["bad"].detokenizer._bytes_by_id = cast(Any, None)
+
+        pending = asyncio.ensure_future(engine.inspect(spoil))
+        await asyncio.sleep(0)
+        runner.gate.set()
+        await pending
+        outputs = await asyncio.gather(collect(good), collect(bad))
+        assert outputs[0][-1].finish_reason == "length"
+        assert outputs[1][-1].finish_reason == "error"
+        assert engine.state == "ready"
+        ended = await engine.inspect(lambda e: dict(e.core.tracer.metrics.requests_ended))
+        assert ended == {"stop": 0, "length": 1, "abort": 0, "error": 1}
+
+    with_engine(test)
+
+
+@pytest.mark.parametrize("end", ["it stops", "its thread dies"])
+def test_whoever_waits_to_inspect_an_engine_that_ends_is_told(end: str) -> None:
+    async def run() -> None:
+        runner = Runner()
+        engine = AsyncEngine(EngineConfig(block_size=4), load=load(runner))
+        await engine.start()
+        runner.gate.clear()
+        stream = engine.submit([1], params(60), request_id="r")
+        await asyncio.to_thread(runner.waiting.wait, 10)
+        runner.dies = end == "its thread dies"
+        pending = asyncio.ensure_future(engine.inspect(lambda e: None))
+        await asyncio.sleep(0)
+        stopping = asyncio.ensure_future(engine.stop()) if end == "it stops" else None
+        await asyncio.sleep(0)
+        runner.gate.set()
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(pending, 5)
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(engine.inspect(lambda e: None), 5)
+        with pytest.raises(EngineUnavailable):
+            await collect(stream)
+        await (stopping or engine.stop())
+
+    asyncio.run(run())
 
 
 def test_a_full_queue_refuses_and_opens_again() -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from octavo import LLM, InvalidRequest, SamplingParams
+from octavo import LLM, EngineUnavailable, InvalidRequest, SamplingParams
 from octavo.core.config import EngineConfig
 from weights.gguf_writer import random_llama
 
@@ -47,15 +50,44 @@ def test_one_bad_prompt_stops_the_call_before_anything_runs(llm: LLM) -> None:
     assert not llm.engine.core.has_unfinished
 
 
-def test_an_interrupt_leaves_nothing_running(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> None:
+@pytest.mark.parametrize("inside", ["between steps", "a step"])
+def test_an_interrupt_leaves_nothing_running(llm: LLM, monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm.engine.core, "step", interrupt)
+    core = llm.engine.core
+    where, name = (core, "step") if inside == "between steps" else (core._runner, "execute")
+    monkeypatch.setattr(where, name, interrupt)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1], [2]], SamplingParams(max_tokens=3))
-    assert not llm.engine.core.has_unfinished
-    llm.engine.core.scheduler.manager.check_integrity()
+    assert not core.has_unfinished
+    core.scheduler.manager.check_integrity()
+    assert not llm.engine.processor._sequences
+    monkeypatch.undo()
+    assert len(llm.generate([1], SamplingParams(max_tokens=3, ignore_eos=True))[0].completions[0].token_ids) == 3
+
+
+def test_one_prompt_of_token_ids_may_be_any_sequence_of_whole_numbers(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    (expected,) = llm.generate([3, 4, 5], params)
+    for prompt in ((3, 4, 5), np.array([3, 4, 5]), [np.array([3, 4, 5])]):
+        (result,) = llm.generate(prompt, params)  # type: ignore[arg-type]
+        assert (result.prompt_token_ids, result.text) == ((3, 4, 5), expected.text)
+
+
+def test_a_closed_model_says_so(tmp_path: Path) -> None:
+    random_llama(tmp_path / "random.gguf", seed=1)
+    with LLM(str(tmp_path / "random.gguf"), max_model_len=64) as closed:
+        pass
+    closed.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        closed.generate("a")
+
+
+def test_a_step_may_be_smaller_than_a_block(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    with LLM(llm.engine.config.model_path, max_num_seqs=1, max_model_len=64, max_num_batched_tokens=1) as small:
+        assert small.generate([[3, 4, 5]], params)[0].text == llm.generate([[3, 4, 5]], params)[0].text
 
 
 def test_chat_answers_one_conversation_or_many(llm: LLM) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from octavo.core.config import EngineConfig, ResolvedConfig
@@ -15,7 +17,7 @@ CONFIG = ResolvedConfig(
 )  # fmt: skip
 
 
-def make(prompt: list[int], n: int = 1, **sampling: object) -> list[Request]:
+def make(prompt: list[Any], n: int = 1, **sampling: object) -> list[Request]:
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
     return make_requests(CONFIG, prompt, params, request_id="r", arrival_s=0.0, n=n)
 
@@ -26,6 +28,11 @@ def test_open_ends_are_resolved() -> None:
     assert request.stop_token_ids == {2, 7}
     (request,) = make([1], ignore_eos=True, max_tokens=0)
     assert (request.max_tokens, request.stop_token_ids) == (0, frozenset())
+
+
+def test_a_mask_that_leaves_a_token_is_fine() -> None:
+    assert make([1], allowed_token_ids=(2,))
+    assert make([1], allowed_token_ids=(2, 5), min_tokens=3, bad_words_token_ids=((5, 5),))
 
 
 def test_a_seed_is_kept_and_a_missing_one_is_drawn_anew() -> None:
@@ -47,16 +54,26 @@ def test_n_sequences_are_forks_of_the_first_with_streams_of_their_own() -> None:
         ([], {}, InvalidRequest, "no tokens"),
         ([50], {}, InvalidRequest, "token id 50"),
         ([-1], {}, InvalidRequest, "token id -1"),
+        ([1.5], {}, InvalidRequest, "token ids"),
+        (["a"], {}, InvalidRequest, "token ids"),
         ([1] * 101, {}, PromptTooLong, "maximum context length is 100"),
         ([1] * 100, {}, PromptTooLong, "maximum context length is 100"),
         ([1] * 60, {"max_tokens": 41}, PromptTooLong, "need 101"),
         ([1], {"logit_bias": ((50, 1.0),)}, InvalidRequest, "logit_bias has token id 50"),
         ([1], {"stop_token_ids": (99,)}, InvalidRequest, "stop_token_ids"),
         ([1] * 98, {"min_tokens": 3}, InvalidRequest, "min_tokens is 3"),
+        ([1], {"allowed_token_ids": (2,), "min_tokens": 3}, InvalidRequest, "allowed_token_ids leaves no token"),
+        ([1], {"allowed_token_ids": (5,), "bad_words_token_ids": ((5,),)}, InvalidRequest, "allowed_token_ids leaves"),
+        (
+            [1],
+            {"allowed_token_ids": (2, 5, 6), "min_tokens": 1, "stop_token_ids": (6,), "bad_words_token_ids": ((5,),)},
+            InvalidRequest,
+            "allowed_token_ids leaves",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(
-    prompt: list[int], sampling: dict[str, object], error: type[Exception], words: str
+    prompt: list[Any], sampling: dict[str, object], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         make(prompt, **sampling)
@@ -86,11 +103,27 @@ def test_what_cannot_be_served_is_refused_by_name(
         ("allowed_token_ids", ()),
         ("bad_words_token_ids", ((),)),
         ("logit_bias", ((1, float("nan")),)),
+        ("logit_bias", {1: "x"}),
+        ("stop", 5),
+        ("stop", (b"x",)),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", (1.5,)),
+        ("allowed_token_ids", "12"),
+        ("bad_words_token_ids", (5,)),
+        ("bad_words_token_ids", ("word",)),
     ],
 )
 def test_a_parameter_out_of_range_is_named(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=field.removesuffix("_token_ids").split("_ids")[0]):
         SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+def test_what_people_write_for_a_tuple_means_the_same() -> None:
+    assert SamplingParams(stop="END") == SamplingParams(stop=["END"]) == SamplingParams(stop=("END",))  # type: ignore[arg-type]
+    assert SamplingParams(logit_bias={5: 1.0}) == SamplingParams(logit_bias=((5, 1.0),))  # type: ignore[arg-type]
+    listed = SamplingParams(stop_token_ids=[1], allowed_token_ids=[2], bad_words_token_ids=[[3, 4]])  # type: ignore[arg-type]
+    assert listed == SamplingParams(stop_token_ids=(1,), allowed_token_ids=(2,), bad_words_token_ids=((3, 4),))
+    assert hash(listed)
 
 
 def test_uniform_numbers_are_a_pure_function_and_look_uniform() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.config import EngineConfig
+from octavo.core.config import EngineConfig, ServerConfig
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
 from octavo.engine.machine import Machine, probe_machine
@@ -50,8 +50,26 @@ def test_the_machine_is_read_without_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"block_size": 0}, {"policy": "lifo"}, {"target_itl_ms": float("nan")}, {"max_num_seqs": 1 << 30}]
+    "fields",
+    [
+        {"block_size": 0},
+        {"policy": "lifo"},
+        {"target_itl_ms": float("nan")},
+        {"max_num_seqs": 1 << 30},
+        {"max_num_seqs": "4"},
+        {"max_num_seqs": 2.5},
+        {"threads": True},
+        {"enable_prefix_caching": "no"},
+        {"model": None},
+        {"aging_s": "10"},
+    ],
 )
-def test_a_field_out_of_bounds_is_named(fields: dict[str, object]) -> None:
+def test_a_field_of_another_type_or_out_of_bounds_is_named(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(fields))):
         EngineConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_a_key_given_as_one_string_is_refused_rather_than_taken_for_its_letters() -> None:
+    with pytest.raises(ConfigError, match="api_key is 'secret' but must be a tuple of strings"):
+        ServerConfig(api_key="secret")  # type: ignore[arg-type]
+    assert ServerConfig(api_key=("secret",), host="0.0.0.0").api_key == ("secret",)

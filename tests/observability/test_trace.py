@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import gc
+
+import pytest
+
 from octavo.core.plan import Admission, SampledToken, ScheduledChunk, StepPlan, StepResult, TokenEvent
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -61,6 +65,38 @@ def test_old_requests_and_steps_are_forgotten_within_bounds() -> None:
         step(tracer, index, index, 1, "decode", float(index))
     assert [s.step_id for s in tracer.steps()] == [2, 3, 4]
     assert [s.step_id for s in tracer.steps(since=2, limit=1)] == [4]
+
+
+def test_an_ended_request_keeps_its_facts_but_not_its_prompt() -> None:
+    tracer = Tracer(Metrics())
+    asked = request("a", arrival_s=1.0)
+    tracer.submitted(asked, 1.0)
+    tracer.finished(TokenEvent(request_id="a", finish_reason="abort"), 2.0)
+    trace = tracer.request("a")
+    assert trace is not None
+    assert (trace.request_id, trace.client, trace.num_prompt_tokens) == ("a", "", 3)
+    assert asked.prompt_token_ids not in gc.get_referents(trace)
+    assert asked not in gc.get_referents(trace)
+
+
+def test_throughput_counts_every_step_of_its_window_over_the_time_that_was_watched() -> None:
+    metrics = Metrics()
+    chunk = ScheduledChunk(request_id="a", start=0, token_ids=[0] * 3, block_ids=(), reason="budget")
+
+    def steps(start_s: int, end_s: int, per_s: int) -> None:
+        for index in range((end_s - start_s) * per_s):
+            plan = StepPlan(step_id=index, chunks=(chunk,))
+            result = StepResult(step_id=index, tokens=(SampledToken(token_id=1),), forward_s=0.5 / per_s)
+            metrics.step(plan, result, start_s + (index + 1) / per_s)
+
+    steps(100, 110, 2)
+    young = metrics.throughput(110.0, 300.0)
+    assert young["output_tokens_per_s"] == pytest.approx(2.0, rel=0.1), "not divided by time before the first step"
+    assert young["prompt_tokens_per_s"] == pytest.approx(6.0, rel=0.1)
+    steps(110, 410, 300)  # more steps than any ring of steps would hold
+    assert metrics.throughput(410.0, 300.0)["output_tokens_per_s"] == pytest.approx(300.0, rel=0.02)
+    assert metrics.throughput(1010.0, 600.0)["output_tokens_per_s"] == pytest.approx(0.0, abs=1.0), "long over"
+    assert Metrics().throughput(5.0, 60.0) == {"prompt_tokens_per_s": 0.0, "output_tokens_per_s": 0.0}
 
 
 def test_a_ring_gives_the_newest_values_of_a_window() -> None:

@@ -55,8 +55,9 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a model from the cache."""
-    from octavo.model.weights.hub import remove_model
+    from octavo.model.weights.hub import held_model, remove_model
 
+    model = held_model(name)
     if not yes:
-        typer.confirm(f"Delete {name} from the model cache?", abort=True, err=True)
+        typer.confirm(f"Delete {model.name} ({human_bytes(model.num_bytes)}) from the cache?", abort=True, err=True)
     print(f"freed {human_bytes(remove_model(name))}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from octavo.core.errors import ConfigError
 
@@ -18,13 +19,38 @@ def _wish(default: Any, doc: str, *, low: float | None = None, high: float | Non
     return field(default=default, metadata={"doc": doc, "low": low, "high": high, "unit": unit})
 
 
+#: Which values a field of a type takes, in Python and in words.
+_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a string"),
+}
+
+
+def _wanted_type(value: Any, hint: Any) -> str | None:
+    """What the field wants instead, or None if ``value`` is of its type. Literals are not looked at."""
+    if isinstance(hint, UnionType):
+        (hint,) = (part for part in get_args(hint) if part is not NoneType)
+        if value is None:
+            return None
+    if get_origin(hint) is tuple:  # one string would pass for a tuple of its letters
+        return None if isinstance(value, tuple) and all(isinstance(v, str) for v in value) else "a tuple of strings"
+    if hint not in _TYPES:
+        return None
+    types, name = _TYPES[hint]
+    return None if isinstance(value, types) and isinstance(value, bool) == (hint is bool) else name
+
+
 def check_fields(config: Any) -> None:
-    """Raise ``ConfigError`` for a field outside its bounds or its Literal's choices."""
+    """Raise ``ConfigError`` for a field of another type, outside its bounds, or outside its Literal's choices."""
     hints = get_type_hints(type(config))
     for f in fields(config):
         value, choices = getattr(config, f.name), get_args(hints[f.name])
         if choices and all(isinstance(c, str) for c in choices) and value not in choices:
             raise ConfigError(f"{f.name} is {value!r} but must be one of {', '.join(choices)}")
+        if (wanted := _wanted_type(value, hints[f.name])) is not None:
+            raise ConfigError(f"{f.name} is {value!r:.80} but must be {wanted}")
         low, high = f.metadata.get("low"), f.metadata.get("high")
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue

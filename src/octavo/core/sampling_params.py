@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.core.errors import InvalidRequest
 
@@ -22,6 +23,7 @@ class SamplingParams:
     Order of a draw: logit bias and masks, penalties (repetition, presence, frequency, DRY), temperature,
     top-k, typical, top-p, min-p, XTC, draw. ``temperature == 0`` takes the arg-max after the penalties.
     A value that switches a stage off is its default. Out-of-range values raise ``InvalidRequest`` naming the field.
+    Where a tuple is wanted a list will do, for ``stop`` one string, for ``logit_bias`` a mapping.
     """
 
     # masks: act on the raw logits
@@ -73,6 +75,8 @@ class SamplingParams:
         )
 
     def __post_init__(self) -> None:
+        for name in _TUPLES:
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
         for name, ok, wanted in _RANGES:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and ok(value)):
@@ -87,6 +91,8 @@ class SamplingParams:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS}", param="stop")
         for stop in self.stop:
+            if not isinstance(stop, str):
+                raise InvalidRequest(f"stop has {stop!r:.80}, which is no string", param="stop")
             if not 1 <= len(stop) <= MAX_STOP_STRING_CHARS:
                 raise InvalidRequest(
                     f"a stop string has {len(stop)} characters but must have 1 to {MAX_STOP_STRING_CHARS}", param="stop"
@@ -103,24 +109,58 @@ class SamplingParams:
                 f"bad_words takes up to {MAX_BAD_WORDS} words of 1 to 64 tokens each", param="bad_words"
             )
         for _, bias in self.logit_bias:
-            if not -100.0 <= bias <= 100.0:  # also refuses NaN
+            if not (_is_number(bias) and -100.0 <= bias <= 100.0):
                 raise InvalidRequest(f"logit_bias has {bias!r} but takes -100 to 100", param="logit_bias")
+        for name, ids in self._token_ids():
+            for token in ids:
+                if not isinstance(token, int):
+                    raise InvalidRequest(f"{name} has {token!r:.80}, which is no token id", param=name)
 
-    def check_token_ids(self, vocab_size: int) -> None:
-        """Raise ``InvalidRequest`` if a token id is outside ``[0, vocab_size)``: none may reach a kernel."""
-        groups: tuple[tuple[str, tuple[int, ...]], ...] = (
+    def _token_ids(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Every list of token ids, by the name that a caller knows."""
+        return (
             ("logit_bias", tuple(token for token, _ in self.logit_bias)),
             ("allowed_token_ids", self.allowed_token_ids or ()),
             ("stop_token_ids", self.stop_token_ids),
             ("dry_sequence_breakers", self.dry_sequence_breaker_ids),
             *(("bad_words", word) for word in self.bad_words_token_ids),
         )
-        for name, ids in groups:
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raise ``InvalidRequest`` if a token id is outside ``[0, vocab_size)``: none may reach a kernel."""
+        for name, ids in self._token_ids():
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise InvalidRequest(
                         f"{name} has token id {token} but the vocabulary has {vocab_size} tokens", param=name
                     )
+
+
+_TUPLES = (
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words_token_ids",
+    "dry_sequence_breaker_ids",
+    "stop",
+    "stop_token_ids",
+)
+
+
+def _as_tuple(name: str, value: Any) -> Any:
+    """``value`` as the tuple that the field wants, however it was written. Raises ``InvalidRequest``."""
+    if name == "stop" and isinstance(value, str):
+        return (value,)
+    if name == "logit_bias" and isinstance(value, Mapping):
+        return tuple(value.items())
+    if value is None and name == "allowed_token_ids":
+        return None
+    if not isinstance(value, tuple | list):
+        raise InvalidRequest(f"{name} is {value!r:.80} but must be a list", param=name)
+    if name == "bad_words_token_ids":
+        if not all(isinstance(word, tuple | list) for word in value):
+            raise InvalidRequest(f"{name} is {value!r:.80} but must be a list of lists of token ids", param=name)
+        return tuple(map(tuple, value))
+    return tuple(value)
 
 
 def _is_number(value: object) -> bool:

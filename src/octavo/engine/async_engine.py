@@ -1,7 +1,7 @@
 """The engine on a thread of its own, for an asyncio program.
 
-The event loop's thread submits and reads; the engine's thread steps. They meet in an inbox (loop to engine) and in one
-``call_soon_threadsafe`` per step (engine to loop), however many requests that step served.
+The event loop's thread submits and reads; the engine's thread steps. They meet in an inbox (loop to engine) and an
+outbox (engine to loop), which the loop empties once per step, while the next step's kernels run without the GIL.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -102,7 +103,10 @@ class AsyncEngine:
         self._wake = threading.Event()
         self._stopping = False
         self._streams: dict[str, RequestStream] = {}  # by request_id of each sequence
+        self._inspections: set[asyncio.Future[Any]] = set()  # not answered yet
         self._all_ended = asyncio.Event()  # awaited by drain()
+        self._outbox: deque[list[RequestOutput]] = deque()  # engine to loop
+        self._notify_fds: tuple[int, int] | None = None  # pipe (read, write): a step has begun to compute
         self._text_workers = ThreadPoolExecutor(NUM_TEXT_WORKERS, thread_name_prefix="octavo-text")
 
     # what it is
@@ -140,6 +144,7 @@ class AsyncEngine:
             self._loaded.close()
             return
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._listen_for_steps(self._loaded)
         self.state = "ready"
         self._thread = threading.Thread(target=self._run, args=(self._loaded,), name="octavo-engine", daemon=True)
         self._thread.start()
@@ -160,6 +165,12 @@ class AsyncEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
+        self._empty_outbox()
+        if self._notify_fds is not None and self._loop is not None:
+            self._loop.remove_reader(self._notify_fds[0])
+            for fd in self._notify_fds:
+                os.close(fd)
+            self._notify_fds = None
         self._die("stopped")
         if self._loaded is not None:
             self._loaded.close()
@@ -215,8 +226,9 @@ class AsyncEngine:
         limit = self.config.max_num_seqs + self.config.wish.max_queue
         if len(self._streams) + n > limit:
             raise QueueFull(f"{len(self._streams)} sequences are in the engine; the limit is {limit}; retry later")
-        if request_id in self._streams:
-            raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
+        for request in requests:
+            if request.request_id in self._streams:
+                raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         stream = RequestStream(self, [request.request_id for request in requests])
         for request in requests:
             self._streams[request.request_id] = stream
@@ -225,10 +237,12 @@ class AsyncEngine:
 
     async def inspect(self, fn: Callable[[LoadedEngine], T]) -> T:
         """Run ``fn`` on the engine thread between two steps and return what it returns. It should take under 1 ms."""
-        if self._thread is None or self._loop is None:
+        if self.state == "dead" or self._thread is None or self._loop is None:
             raise EngineUnavailable(f"the engine is {self.state}")
         loop = self._loop
         future: asyncio.Future[T] = loop.create_future()
+        self._inspections.add(future)
+        future.add_done_callback(self._inspections.discard)
 
         def call(engine: LoadedEngine) -> None:
             try:
@@ -255,6 +269,34 @@ class AsyncEngine:
             self._post(lambda engine: _discard(engine.abort(request_id)))
             self._note_if_all_ended()
 
+    def _listen_for_steps(self, loaded: LoadedEngine) -> None:
+        """Have each step's kernels ring when they begin, to deliver the outputs of the step before.
+
+        Delivering is Python, and so are the plan and the batch that the engine prepares between two steps. Side by side
+        they would take turns at the GIL; under the kernels, which run without it, delivering costs the engine nothing.
+        """
+        assert self._loop is not None
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        try:
+            self._loop.add_reader(read_fd, self._step_has_begun, read_fd)
+        except NotImplementedError:  # Windows: then the engine delivers after each step
+            os.close(read_fd)
+            os.close(write_fd)
+            return
+        self._notify_fds = read_fd, write_fd
+        loaded.runner.notify_fd = write_fd
+
+    def _step_has_begun(self, read_fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(read_fd, 4096)
+        self._empty_outbox()
+
+    def _empty_outbox(self) -> None:
+        while self._outbox:
+            self._deliver(self._outbox.popleft())
+
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             stream = self._streams.get(output.request_id)
@@ -270,12 +312,19 @@ class AsyncEngine:
             self._all_ended.set()
 
     def _die(self, reason: str) -> None:
-        """Nothing runs any more: every open stream ends with an error."""
+        """Nothing runs any more: every open stream, and who waits to inspect, ends with an error."""
         self.state, self.dead_reason = "dead", self.dead_reason or reason
         streams, self._streams = set(self._streams.values()), {}
         self._all_ended.set()
         for stream in streams:
-            stream._fail(EngineUnavailable(f"the engine is dead: {self.dead_reason}"))
+            stream._fail(self._dead())
+        for future in tuple(self._inspections):
+            _settle(future, None, self._dead())
+
+    def _dead(self) -> EngineUnavailable:
+        if self._stopping:
+            return EngineUnavailable("the server has stopped before the end of this request; retry on another")
+        return EngineUnavailable(f"the engine is dead: {self.dead_reason}")
 
     # the engine's side
 
@@ -288,9 +337,17 @@ class AsyncEngine:
                 while self._inbox:
                     self._inbox.popleft()(engine)
                 if engine.core.has_unfinished:
-                    if outputs := engine.advance():
-                        self._loop.call_soon_threadsafe(self._deliver, outputs)
-                elif not self._wake.wait(IDLE_CHECK_S):
+                    outputs = engine.advance()
+                    late = bool(self._outbox)  # no kernels have rung meanwhile, or the loop was busy
+                    if outputs:
+                        self._outbox.append(outputs)
+                    ringing = self._notify_fds is not None and engine.core.has_unfinished
+                    if self._outbox and (late or not ringing):
+                        self._loop.call_soon_threadsafe(self._empty_outbox)
+                    continue
+                if self._outbox:  # the step that would have rung is not coming: its requests were aborted
+                    self._loop.call_soon_threadsafe(self._empty_outbox)
+                if not self._wake.wait(IDLE_CHECK_S):
                     engine.core.idle()
                     self._wake.wait()
         except BaseException as error:
@@ -302,7 +359,7 @@ class AsyncEngine:
 
 
 def _settle(future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
-    if future.cancelled():
+    if future.done():  # its waiter has left, or the engine has died
         return
     if error is not None:
         future.set_exception(error)

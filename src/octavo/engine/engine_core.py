@@ -46,6 +46,11 @@ class EngineCore:
             self.tracer.finished(event, self.clock())
         return event
 
+    def end_by_text(self, request_id: str, reason: FinishReason, stop: str) -> None:
+        """End a request whose text has ended, or correct how it ended: its last token may have reached two ends."""
+        if self.finish(request_id, reason, stop) is None:
+            self.tracer.corrected(request_id, reason, stop)
+
     def step(self) -> list[TokenEvent]:
         """One pass of the engine."""
         plan = self.scheduler.plan(self.clock())
@@ -74,7 +79,11 @@ class EngineCore:
         """Execute and apply. A step that raises fails the requests in it, commits nothing, and touches nobody else."""
         try:
             result = self._runner.execute(plan)
-        except Exception as error:
+        except BaseException as error:
+            events = self.scheduler.fail_step(plan, f"{type(error).__name__}: {error}")
+            if not isinstance(error, Exception):  # Ctrl-C: the books are closed, so that the caller can end the rest
+                self.tracer.step(plan, None, events, self.clock())
+                raise
             logger.exception("step %d failed; its %d requests fail with it", plan.step_id, len(plan.chunks))
-            return None, self.scheduler.fail_step(plan, f"{type(error).__name__}: {error}")
+            return None, events
         return result, self.scheduler.apply(plan, result)

@@ -54,7 +54,7 @@ class LoadedEngine:
         """One step: run it, turn its events into outputs, end what a stop string has ended."""
         outputs, endings = self.processor.process(self.core.step())
         for ending in endings:
-            self.core.finish(ending.request_id, ending.reason, ending.stop)
+            self.core.end_by_text(ending.request_id, ending.reason, ending.stop)
         return outputs
 
     def abort(self, request_id: str) -> list[RequestOutput]:

@@ -69,6 +69,15 @@ class ModelRunner:
         )
 
     @property
+    def notify_fd(self) -> int:
+        """File descriptor that gets a byte when a step's kernels begin to run without the GIL; -1: none."""
+        return self._backend.notify_fd
+
+    @notify_fd.setter
+    def notify_fd(self, fd: int) -> None:
+        self._backend.notify_fd = fd
+
+    @property
     def backend(self) -> Backend:
         """Who computes. Only the thread that steps the engine may use it."""
         return self._backend

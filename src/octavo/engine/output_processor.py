@@ -5,6 +5,7 @@ Runs on the thread that steps the engine, so that a stop string ends its request
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ from octavo.text.detokenizer import Detokenizer
 from octavo.text.stop_matcher import StopMatcher
 from octavo.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
-class StopStringHit:
-    """A request whose text reached a stop string: the engine should end it with reason "stop"."""
+class Ending:
+    """A request that its text has ended, at a stop string ("stop") or because none could be made ("error")."""
 
     request_id: str
-    stop: str
+    reason: FinishReason
+    stop: str  # the stop string, or what went wrong
 
 
 class _SequenceText:
@@ -96,14 +100,18 @@ class OutputProcessor:
     def add(self, request: Request) -> None:
         self._sequences[request.request_id] = _SequenceText(request, self._tokenizer)
 
-    def process(self, events: Iterable[TokenEvent]) -> tuple[list[RequestOutput], list[StopStringHit]]:
-        """Outputs of these events, and the requests that a stop string has ended.
+    def discard(self, request_id: str) -> None:
+        """Forget a sequence whose last output nobody wants."""
+        self._sequences.pop(request_id, None)
 
-        The engine must end each hit with ``finish(request_id, "stop", stop)`` before its next step; its last output
-        is among the outputs already.
+    def process(self, events: Iterable[TokenEvent]) -> tuple[list[RequestOutput], list[Ending]]:
+        """Outputs of these events, and the requests that their text has ended.
+
+        The engine must end each of these before its next step, unless its last token has ended it otherwise; the last
+        output is among the outputs already. An error in one request's text ends that request alone.
         """
         outputs: list[RequestOutput] = []
-        hits: list[StopStringHit] = []
+        endings: list[Ending] = []
         for event in events:
             sequence = self._sequences.get(event.request_id)
             if sequence is None:
@@ -112,12 +120,18 @@ class OutputProcessor:
                 if sequence.prompt_logprobs is None:
                     sequence.prompt_logprobs = []
                 sequence.prompt_logprobs.extend(event.prompt_logprobs)
-            output, hit = self._process_one(sequence, event)
+            reason: FinishReason = "stop"
+            try:
+                output, stop = self._process_one(sequence, event)
+            except Exception as error:
+                logger.exception("the text of request %s could not be made", event.request_id)
+                reason, stop = "error", f"{type(error).__name__}: {error}"
+                output = self._output(sequence, "", [], reason, stop)
             if output is not None:
                 outputs.append(output)
-            if hit is not None and event.finish_reason is None:
-                hits.append(StopStringHit(event.request_id, hit))
-        return outputs, hits
+            if stop is not None:
+                endings.append(Ending(event.request_id, reason, stop))
+        return outputs, endings
 
     def _process_one(self, sequence: _SequenceText, event: TokenEvent) -> tuple[RequestOutput | None, str | None]:
         text, stop, finish, stop_reason = "", None, event.finish_reason, event.stop_reason
@@ -145,7 +159,7 @@ class OutputProcessor:
         request = sequence.request
         usage = timings = None
         if finish is not None:
-            del self._sequences[request.request_id]
+            self.discard(request.request_id)
             cached_tokens, timings = self._facts(request.request_id, sequence.num_tokens)
             usage = Usage(
                 prompt_tokens=len(request.prompt_token_ids),

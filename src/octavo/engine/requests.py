@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import secrets
 from collections.abc import Sequence
 
@@ -55,6 +56,7 @@ def make_requests(
     stops = frozenset(sampling.stop_token_ids)
     if not sampling.ignore_eos:
         stops |= config.eos_token_ids
+    _check_masks(sampling, stops)
     seed = (sampling.seed if sampling.seed is not None else secrets.randbits(64)) & (2**64 - 1)
     return [
         Request(
@@ -75,8 +77,25 @@ def make_requests(
     ]
 
 
+def _check_masks(sampling: SamplingParams, stops: frozenset[int]) -> None:
+    """Raise InvalidRequest if the masks leave the first draw nothing: no retry could ever help."""
+    if sampling.allowed_token_ids is None:
+        return
+    masked = {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
+    if sampling.min_tokens > 0:
+        masked |= stops
+    if masked.issuperset(sampling.allowed_token_ids):
+        raise InvalidRequest(
+            "allowed_token_ids leaves no token to draw: each is a bad word or, before min_tokens, ends the answer",
+            param="allowed_token_ids",
+        )
+
+
 def _checked_prompt(config: ResolvedConfig, prompt_token_ids: Sequence[int]) -> tuple[int, ...]:
-    prompt = tuple(prompt_token_ids)
+    try:
+        prompt = tuple(map(operator.index, prompt_token_ids))
+    except TypeError as error:
+        raise InvalidRequest("a prompt of token ids takes whole numbers only", param="prompt") from error
     if not prompt:
         raise InvalidRequest("the prompt has no tokens; give at least one", param="prompt")
     if len(prompt) > config.max_model_len:

@@ -27,7 +27,8 @@ def size_pool(wish: EngineConfig, model: ModelConfig, machine: Machine, kv_bytes
     notes: list[str] = []
     if wish.max_model_len is not None and wish.max_model_len > model.max_position:
         raise ConfigError(
-            f"max_model_len is {wish.max_model_len} but {model.name} was trained for {model.max_position} positions"
+            f"max_model_len is {wish.max_model_len} but {model.name} was trained for {model.max_position} positions; "
+            "lower --max-model-len"
         )
     longest = wish.max_model_len or model.max_position
     block_bytes = wish.block_size * kv_bytes_per_token

@@ -186,6 +186,7 @@ class Backend(ABC):
     kv_dtype: str
     threads: int  # compute threads on the CPU
     fingerprint: str  # kernels and determinism mode, for system_fingerprint
+    notify_fd: int = -1  # run() writes one byte to this once it computes without the GIL; -1: to none
 
     @abstractmethod
     def pack(self, tensor: WeightTensor, uses: frozenset[WeightUse]) -> Weight:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from octavo.core.output import Timings
-from octavo.core.plan import Admission, BudgetFacts, StepPlan, StepResult, TokenEvent
+from octavo.core.plan import Admission, BudgetFacts, FinishReason, StepPlan, StepResult, TokenEvent
 from octavo.core.records import hot_record
 from octavo.core.request import Request
 from octavo.observability.metrics import Metrics
@@ -79,6 +79,7 @@ class RequestTrace:
         "cached_tokens",
         "client",
         "ended_s",
+        "finish_reason",
         "first_token_s",
         "num_output_tokens",
         "num_prompt_tokens",
@@ -99,9 +100,17 @@ class RequestTrace:
         self.num_output_tokens = 0
         self.first_token_s: float | None = None
         self.ended_s: float | None = None
+        self.finish_reason: FinishReason | None = None
 
     def add(self, event: EventName, now: float, step_id: int | None = None, **facts: object) -> None:
         self._events.append(LifecycleEvent(event=event, t_s=now - self.arrival_s, step_id=step_id, facts=facts))
+
+    def correct_end(self, reason: FinishReason, stop_reason: str) -> None:
+        """Give the terminal event, which must be there, another reason."""
+        end = self._events.pop()
+        facts: dict[str, object] = {"reason": reason, "stop_reason": stop_reason}
+        self._events.append(replace(end, event=_TERMINAL[reason], facts=facts))
+        self.finish_reason = reason
 
     def add_decode(self, now: float, step_id: int) -> None:
         self._decode_times.append(now - self.arrival_s)
@@ -171,7 +180,7 @@ class Tracer:
         if trace is None:
             return
         assert event.finish_reason is not None
-        trace.ended_s = now
+        trace.ended_s, trace.finish_reason = now, event.finish_reason
         trace.add(_TERMINAL[event.finish_reason], now, reason=event.finish_reason, stop_reason=event.stop_reason)
         self.metrics.request_ended(event.request_id, event.finish_reason)
         self._ended[event.request_id] = trace
@@ -179,6 +188,15 @@ class Tracer:
         while self._ended_events > self._max_ended_events and len(self._ended) > 1:
             _, oldest = self._ended.popitem(last=False)
             self._ended_events -= len(oldest)
+
+    def corrected(self, request_id: str, reason: FinishReason, stop_reason: str) -> None:
+        """A request that has just ended ended in another way: its last token also completed a stop string."""
+        trace = self._ended.get(request_id)
+        if trace is None or trace.finish_reason is None:
+            return
+        self.metrics.requests_ended[trace.finish_reason] -= 1
+        self.metrics.requests_ended[reason] += 1
+        trace.correct_end(reason, stop_reason)
 
     def step(self, plan: StepPlan, result: StepResult | None, events: list[TokenEvent], now: float) -> None:
         """Record one step and what it meant for each request. ``result`` is None if the step failed."""

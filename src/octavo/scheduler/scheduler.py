@@ -213,7 +213,7 @@ class Scheduler:
         sequences, tokens, failed = self._sequences, result.tokens, result.failed
         for i, chunk in enumerate(plan.chunks):
             if failed and i in failed:
-                why = "the model returned numbers that are not finite"
+                why = "no token could be drawn: the logits are not finite, or the request's masks leave nothing"
                 events.append(self._fail(chunk.request_id, why, suspect=True))
                 continue
             logprobs = result.prompt_logprobs[i] if chunk.want_logprobs else ()

@@ -103,11 +103,15 @@ class CompletionAnswer:
             )
         return tokenizer.decode(prompt)
 
-    def _max_tokens(self, num_prompt_tokens: int) -> int:
-        """What the request says, else OpenAI's 16, or what is left of the context if that is less."""
+    def _max_tokens(self, num_prompt_tokens: int) -> int | None:
+        """What the request says, else OpenAI's 16, or what is left of the context if that is less.
+
+        None if nothing is left: the engine then refuses the prompt, rather than a limit that nobody has set.
+        """
         if self._fields.max_tokens is not None:
             return self._fields.max_tokens
-        return max(1, min(DEFAULT_MAX_TOKENS, self._service.engine.config.max_model_len - num_prompt_tokens))
+        room = self._service.engine.config.max_model_len - num_prompt_tokens
+        return min(DEFAULT_MAX_TOKENS, room) if room > 0 else None
 
     @property
     def _echoes_logprobs(self) -> bool:

@@ -51,7 +51,7 @@ async def read_lifecycle(request: Request, request_id: str) -> dict[str, Any]:
 
     def look(engine: LoadedEngine) -> dict[str, Any] | None:
         trace = engine.core.tracer.request(request_id)
-        if trace is None or not (client.is_admin or trace.request.client == client.id):
+        if trace is None or not (client.is_admin or trace.client == client.id):
             return None
         return inspection.lifecycle(engine, request_id)
 
@@ -69,7 +69,11 @@ async def run_batch(request: Request) -> dict[str, Any]:
     if "prompts" not in body or "prompt" in body:
         raise InvalidRequest("give prompts: a list of strings or of lists of token ids", param="prompts")
     body["prompt"] = body.pop("prompts")
-    fields = CompletionRequest.parse(_not_streamed(body))
+    try:
+        fields = CompletionRequest.parse(_not_streamed(body))
+    except InvalidRequest as error:
+        error.param = "prompts" if error.param == "prompt" else error.param
+        raise
     service.check_model(fields.model)
     answer = CompletionAnswer(service, fields)
     first_step = await service.engine.inspect(lambda engine: _last_step(engine) + 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -88,6 +90,9 @@ class TorchBackend(Backend):
         assert len(step.context_lens) <= self._max_seqs
         assert len(step.logit_rows) == len(draws) + len(targets)
         started = time.perf_counter()
+        if self.notify_fd >= 0:
+            with suppress(BlockingIOError):  # full: whoever reads has been told already
+                os.write(self.notify_fd, b"\0")
         self._copy_blocks(step)
         ops = TorchOps(step, self._planes, self._layout, self._rotations, self.device)
         hidden = self._model.hidden(ops)

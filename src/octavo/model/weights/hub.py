@@ -19,6 +19,7 @@ __all__ = [
     "CachedModel",
     "PackagedModel",
     "ResolvedModel",
+    "held_model",
     "list_models",
     "remove_model",
     "resolve_model",
@@ -106,7 +107,12 @@ def list_models() -> list[CachedModel]:
 
 
 def remove_model(name: str) -> int:
-    """Delete a model from the cache, by alias or by the name that ``list_models`` gives; returns the bytes freed.
+    """Delete the model that ``held_model`` finds by this name; returns the bytes freed."""
+    return remove_cached(held_model(name))
+
+
+def held_model(name: str) -> CachedModel:
+    """The model in the cache that goes by this alias, or by this name in ``list_models``.
 
     Only what lies in the cache can be named, never a path. ``ModelFileError`` if the cache does not hold it.
     """
@@ -115,7 +121,7 @@ def remove_model(name: str) -> int:
     held = list_models()
     for model in held:
         if model.name == wanted:
-            return remove_cached(model)
+            return model
     names = ", ".join(model.name for model in held) or "nothing"
     raise ModelFileError(f"the cache {cache_root()} holds no model {name!r}; it holds {names}")
 
