@@ -12,7 +12,14 @@ from octavo.core.plan import SampledToken, StepResult
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.memory.kv_cache_manager import KVCacheManager
-from octavo.scheduler.chunk_sizer import AdaptiveChunkSizer, ChunkSizer, FixedChunkSizer, StepSituation
+from octavo.scheduler.chunk_sizer import (
+    FIRST_STEP_TOKENS,
+    MAX_STEP_S,
+    AdaptiveChunkSizer,
+    ChunkSizer,
+    FixedChunkSizer,
+    StepSituation,
+)
 from octavo.scheduler.cost_model import StepCostModel, StepLoad
 from octavo.scheduler.scheduler import Scheduler
 
@@ -211,7 +218,7 @@ def test_each_choice_carries_its_reason() -> None:
     assert why == "target_itl"
     assert 100 < usual < 200  # (80 - 4) ms at 0.5 ms per token
     assert sizer.begin(situation()).allow(0, 50) == (50, "last piece")
-    assert sizer.begin(situation(decodes=StepLoad(), hard_limit=2048)).allow(0, 4_000) == (2048, "no decodes")
+    assert sizer.begin(situation(decodes=StepLoad(), hard_limit=1024)).allow(0, 4_000) == (1024, "no decodes")
     assert sizer.begin(situation(overdue=True)).allow(0, 4_000) == (2044, "max_prefill_wait_s")
     assert sizer.begin(situation(spare_blocks=2)).allow(0, 4_000) == (32, "memory")
     assert sizer.begin(situation(spare_blocks=0)).allow(0, 4_000) == (16, "memory")
@@ -279,3 +286,13 @@ def test_a_runner_without_a_clock_teaches_nothing() -> None:
     model = StepCostModel()
     model.observe(StepLoad(10, 10, 55), 0.0, mixed=True)
     assert model.predict(StepLoad(1_000, 1_000, 500_000)) == 0.0
+
+
+def test_a_step_without_decodes_is_bounded_in_time_too() -> None:
+    """Aborts, arrivals and whoever looks at the engine wait for its end."""
+    idle = situation(decodes=StepLoad(), hard_limit=1 << 20)
+    sizer = trained_sizer()
+    tokens, why = sizer.begin(idle).allow(0, 1 << 20)
+    assert why == "max_step"
+    assert 0.5 * MAX_STEP_S < sizer.cost.predict(StepLoad().with_chunk(0, tokens)) <= MAX_STEP_S
+    assert AdaptiveChunkSizer(16, None).begin(idle).allow(0, 1 << 20) == (FIRST_STEP_TOKENS, "ramp")

@@ -11,6 +11,12 @@ from octavo.scheduler.cost_model import StepCostModel, StepLoad
 
 UNLIMITED = 1 << 40  # tokens
 
+#: Longest step while nobody decodes. Aborts, new arrivals and whoever looks at the engine wait for a step to end: with
+#: no bound, 2,048 tokens took 8 s on a slow machine. Past a few hundred tokens, more are hardly faster per token.
+MAX_STEP_S = 1.0
+#: Prefill tokens of a step about whose length nothing is known yet.
+FIRST_STEP_TOKENS = 512
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSituation:
@@ -90,18 +96,33 @@ class AdaptiveChunkSizer(ChunkSizer):
             limit, reason = memory, "memory"
         floor = min(self._block_size, situation.hard_limit)
         if situation.decodes.tokens == 0:
-            return StepBudget(max(limit, floor), "no decodes" if reason == "budget" else reason)
+            if not self.cost.has_learned and limit > FIRST_STEP_TOKENS:
+                limit, reason = FIRST_STEP_TOKENS, "ramp"
+            bounds = TimeBounds(target_s=MAX_STEP_S, limit_s=MAX_STEP_S, reason="max_step", most_pairs=UNLIMITED)
+            return _TargetBudget(limit, "no decodes" if reason == "budget" else reason, floor, situation, self, bounds)
         if situation.overdue:
             return StepBudget(max(limit, floor), "max_prefill_wait_s" if reason == "budget" else reason)
         ramp = 2 * self._most_tokens
         if ramp < limit:
             limit, reason = ramp, "ramp"
-        return _TargetBudget(limit, reason, floor, situation, self)
+        return _TargetBudget(limit, reason, floor, situation, self, self._bounds(situation))
 
     def observe(self, load: StepLoad, prefill_tokens: int, duration_s: float) -> None:
         self._most_tokens = max(self._most_tokens, prefill_tokens)
         self.most_pairs = max(self.most_pairs, load.pairs)
         self.cost.observe(load, duration_s, mixed=prefill_tokens > 0)
+
+    def _bounds(self, situation: StepSituation) -> TimeBounds:
+        """How long the step may take beside the decodes, and how far the fit is trusted."""
+        target_s, base = self.target_s(situation.decodes), self.cost.predict(situation.decodes)
+        # A deep queue is served by finishing what runs, which frees sequences: up to half of the room goes to decodes.
+        crowding = min(situation.num_waiting / (4 * situation.max_num_seqs), 1.0)
+        return TimeBounds(
+            target_s=target_s,
+            limit_s=target_s - crowding * 0.5 * max(target_s - base, 0.0),
+            reason="queue depth" if crowding > 0.25 else "target_itl",
+            most_pairs=4 * self.most_pairs,
+        )
 
     def target_s(self, decodes: StepLoad) -> float:
         """Longest step while ``decodes`` are waiting for their tokens."""
@@ -110,30 +131,40 @@ class AdaptiveChunkSizer(ChunkSizer):
         return max(0.050, 2.0 * self.cost.predict(decodes))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBounds:
+    """What bounds a step besides its number of tokens."""
+
+    target_s: float  # reported
+    limit_s: float  # predicted length that the step must stay under
+    reason: str  # of a chunk that this length bounds
+    most_pairs: int  # (query, key) pairs up to which the prediction is trusted
+
+
 class _TargetBudget(StepBudget):
-    """Hands out tokens while the predicted step stays under the target."""
+    """Hands out tokens while the predicted step stays under a limit."""
 
     def __init__(
-        self, tokens: int, reason: str, floor: int, situation: StepSituation, sizer: AdaptiveChunkSizer
+        self,
+        tokens: int,
+        reason: str,
+        floor: int,
+        situation: StepSituation,
+        sizer: AdaptiveChunkSizer,
+        bounds: TimeBounds,
     ) -> None:
         super().__init__(max(tokens, floor), reason)
         self._cost = sizer.cost
-        self._most_pairs = 4 * sizer.most_pairs
+        self._bounds = bounds
         self._load = situation.decodes
         self._floor = floor
-        self._target_s = sizer.target_s(situation.decodes)
-        # A deep queue is served by finishing what runs, which frees sequences: up to half of the room goes to decodes.
-        crowding = min(situation.num_waiting / (4 * situation.max_num_seqs), 1.0)
-        base = self._cost.predict(situation.decodes)
-        self._limit_s = self._target_s - crowding * 0.5 * max(self._target_s - base, 0.0)
-        self._time_reason = "queue depth" if crowding > 0.25 else "target_itl"
 
     def allow(self, start: int, wanted: int) -> tuple[int, str]:
         tokens, reason = super().allow(start, wanted)
         in_time = self._tokens_in_time(start)
         if in_time < tokens:
-            tokens, reason = in_time, self._time_reason
-        known = _root(start + 0.5, 0.5, self._most_pairs - self._load.pairs)
+            tokens, reason = in_time, self._bounds.reason
+        known = _root(start + 0.5, 0.5, self._bounds.most_pairs - self._load.pairs)
         if known < tokens:
             tokens, reason = known, "ramp"
         least = min(self._floor - self.spent, wanted)
@@ -151,7 +182,7 @@ class _TargetBudget(StepBudget):
             tokens=self.spent + more,
             reason=self._reason if reason == "last piece" else reason,
             predicted_s=self._cost.predict(self._load),
-            target_s=self._target_s,
+            target_s=self._bounds.target_s,
         )
 
     def _tokens_in_time(self, start: int) -> int:
@@ -160,7 +191,7 @@ class _TargetBudget(StepBudget):
         seconds(n) = predict(load) + kv * start + n * (token + kv + pair * (start + 1/2)) + n^2 * pair / 2
         """
         _, token, kv, pair = self._cost.coefficients
-        room = self._limit_s - self._cost.predict(self._load) - kv * start
+        room = self._bounds.limit_s - self._cost.predict(self._load) - kv * start
         return _root(token + kv + pair * (start + 0.5), pair / 2, room)
 
 

@@ -45,6 +45,11 @@ class StepCostModel:
         self._speed = 1.0
 
     @property
+    def has_learned(self) -> bool:
+        """Whether any step has been observed."""
+        return bool(self._recent)
+
+    @property
     def coefficients(self) -> tuple[float, float, float, float]:
         """Seconds per step, per token, per KV token and per pair, at the present speed."""
         a, b, c, d = (w * s * self._speed for w, s in zip(self._weights, SCALE, strict=True))
