@@ -46,7 +46,7 @@ class Ops(Protocol):
         ...
 
     def rope(self, x: Array, positions: Array, num_heads: int) -> Array:
-        """Rotate each head of x [T, num_heads * D] by its position, pairing i and i + rope_dim/2 of the leading rope_dim.
+        """Rotate each head of x [T, num_heads * D] by its position; pairs i, i + rope_dim/2 of the leading rope_dim.
 
         The frequencies come from the model's config (theta, rope_dim, scaling). RoPE: Su et al. 2021, arXiv:2104.09864.
         """
@@ -212,7 +212,6 @@ class Backend(ABC):
         whose log-softmax is wanted at that token.
         """
 
-    @abstractmethod
     def model_cost(self) -> ModelCost | None:
         """What a step of the packed model must at least read and multiply; None where the backend does not tell."""
         return None
@@ -221,5 +220,6 @@ class Backend(ABC):
         """Measure memory and arithmetic, for half a second, while no step runs; None where the backend cannot."""
         return None
 
+    @abstractmethod
     def close(self) -> None:
         """Release threads and memory."""
