@@ -8,6 +8,7 @@ namespace octavo {
 namespace {
 
 constexpr int kItemRows = 96;       // rows that reuse a tile of K and V from L2
+constexpr int kRowsToWiden = 24;    // from so many on, converting K and V to float32 once is cheaper than every time
 constexpr int kItemsPerThread = 4;  // fewer, and the last item leaves the other threads waiting
 
 // Pointers to one tile's K vectors and V rows through the block table; only positions [begin, end) are set.
@@ -75,9 +76,15 @@ struct ItemRows {
             context.call.q.data + offset(row, context.call.q.stride), begin, end, acc + v_dim, acc + v_dim + 1, acc};
     }
     void finish(float* results) const {
+        const AttentionCall& call = context.call;
         for (int row = 0; row < count; ++row)
-            context.kernels.attention_finish(at(results, row), head_dim,
-                                             context.call.out.data + offset(row, context.call.out.stride));
+            context.kernels.attention_finish(at(results, row), head_dim, call.out.data + offset(row, call.out.stride));
+        if (!call.quantised) return;
+        const int columns = group * head_dim;  // of this KV head: whole groups of 32
+        for (int row = 0; row < count; row += group)
+            context.kernels.quantise(call.out.data + offset(row, call.out.stride), columns, *call.quantised,
+                                     static_cast<size_t>(item.query_begin + row / group),
+                                     static_cast<size_t>(item.kv_head * columns));
     }
 
     const AttentionContext& context;
@@ -103,6 +110,8 @@ void attend_tile(const ItemRows& rows, int base, const AttentionScratch& scratch
         const int end = std::min(kKvTile, rows.position(row) + 1 - base);
         if (begin < end) scratch.rows[count++] = rows.at(rows.first_tile(row) == base ? first : later, row, begin, end);
     }
+    if (tile.kv_bf16 && count >= kRowsToWiden)
+        c.kernels.widen(tile, tile_begin, tile_end, scratch.wide_k, scratch.wide_v);
     c.kernels.attend(tile, scratch.rows, count);
 }
 
@@ -148,14 +157,16 @@ AttentionScratch::AttentionScratch(uint8_t* memory, int group, int head_dim) {
     rows = reinterpret_cast<AttentionRow*>(memory);
     running = reinterpret_cast<float*>(rows + num_rows);
     latest = running + num_rows * row_floats;
-    gathered = reinterpret_cast<uint8_t*>(latest + num_rows * row_floats);
+    wide_k = latest + num_rows * row_floats;
+    wide_v = wide_k + static_cast<size_t>(kKvTile) * static_cast<size_t>(head_dim);
+    gathered = reinterpret_cast<uint8_t*>(wide_v + static_cast<size_t>(kKvTile) * (row_floats - 2));
 }
 
 size_t AttentionScratch::bytes(int group, int head_dim) {
-    const auto num_rows = static_cast<size_t>(attention_item_rows(group));
-    const size_t row_floats = static_cast<size_t>((head_dim + 15) / 16 * 16) + 2;
-    return num_rows * (sizeof(AttentionRow) + 2 * row_floats * sizeof(float)) +
-           static_cast<size_t>(kKvTile) * static_cast<size_t>(head_dim) * sizeof(float);
+    const auto num_rows = static_cast<size_t>(attention_item_rows(group)), dim = static_cast<size_t>(head_dim);
+    const size_t v_dim = (dim + 15) / 16 * 16;
+    return num_rows * (sizeof(AttentionRow) + 2 * (v_dim + 2) * sizeof(float)) +
+           static_cast<size_t>(kKvTile) * (2 * dim + v_dim) * sizeof(float);
 }
 
 void run_attention_item(const AttentionContext& context, int item, const AttentionScratch& scratch) {

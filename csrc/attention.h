@@ -40,7 +40,8 @@ struct AttentionScratch {
 
     AttentionRow* rows;       // the rows that see the tile at hand
     float *running, *latest;  // over the tiles so far; of the tile at hand
-    uint8_t* gathered;        // [256 / 16][head_dim][16] elements of at most 4 bytes
+    uint8_t* gathered;        // K through small blocks: [256 / 16][head_dim][16] elements of at most 4 bytes
+    float *wide_k, *wide_v;   // the same and V, [256][v_dim], as float32
 };
 
 struct AttentionCall {
@@ -48,6 +49,7 @@ struct AttentionCall {
     float scale, soft_cap;  // 0: no cap
     int window;             // 0: none
     Floats q, out;
+    const Quantised* quantised;  // where the result also goes in int8 groups; null: nowhere
 };
 
 // What all items of one attention call share.

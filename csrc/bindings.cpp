@@ -1,4 +1,8 @@
 // octavo._native: what src/octavo/kernels/native/ sees. Checks what Python hands over; the kernels check nothing.
+#if !defined(_WIN32)
+#include <unistd.h>
+#endif
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -92,6 +96,7 @@ class BoundProgram {
 
     Program& program() { return program_; }
     double gil_wait_s() const { return gil_wait_s_; }
+    int notify_fd = -1;  // run() writes a byte to it once it has released the GIL; -1: to none
     const float* vector(const std::shared_ptr<Vector>& v, int width) {
         if (v->size != static_cast<size_t>(width))
             throw std::invalid_argument("a vector has " + std::to_string(v->size) + " values but must have " +
@@ -107,6 +112,13 @@ class BoundProgram {
                   const std::vector<Ints>& lists, Reals bias_values, Ints targets);
 
   private:
+    void notify() const {
+#if !defined(_WIN32)
+        const char byte = 0;
+        if (notify_fd >= 0 && write(notify_fd, &byte, 1) < 0) return;  // full: whoever reads has been told already
+#endif
+    }
+
     std::shared_ptr<Context> context_;
     Program program_;
     Sampler sampler_;
@@ -156,6 +168,7 @@ nb::tuple BoundProgram::run(const KvCache& kv, const std::vector<Ints>& arrays, 
     std::chrono::steady_clock::time_point done;
     {
         nb::gil_scoped_release release;
+        notify();
         sampler_.begin(
             params, {view(lists[0]), view(bias_values), view(lists[1]), view(lists[2]), view(lists[3]), view(lists[4])},
             wanted);
@@ -190,20 +203,14 @@ void bind_measure(nb::module_& m) {
         "(kind of arithmetic, multiply-adds per second of all threads), each measured for `seconds`.");
 }
 
-void bind_program(nb::module_& m) {
-    nb::enum_<Domain>(m, "Domain").value("TOKENS", Domain::kTokens).value("ROWS", Domain::kRows);
-    nb::enum_<Section>(m, "Section").value("BODY", Section::kBody).value("HEAD", Section::kHead);
-    nb::enum_<Gate>(m, "Gate").value("SILU", Gate::kSilu).value("GELU", Gate::kGelu);
-    using P = BoundProgram;
-    using M = std::shared_ptr<PackedMatrix>;
-    using V = std::shared_ptr<Vector>;
-    nb::class_<P>(m, "Program", "A model's ops, recorded once, replayed with one call per step (csrc/program.h).")
-        .def(nb::init<std::shared_ptr<Context>, int, int, int, int, int, std::vector<double>>(), "context"_a,
-             "vocab_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "rope_dim"_a, "inverse_frequencies"_a)
-        .def(
-            "buffer",
-            [](P& p, Domain d, int width, bool quantised) { return p.program().add_buffer(d, width, quantised); },
-            "domain"_a, "width"_a, "quantised"_a = false)
+using P = BoundProgram;
+using M = std::shared_ptr<PackedMatrix>;
+using V = std::shared_ptr<Vector>;
+using ProgramClass = nb::class_<P>;
+
+// Ops that treat each row alone.
+void bind_row_ops(ProgramClass& program) {
+    program
         .def(
             "embedding",
             [](P& p, Section s, Domain d, M table, int out) {
@@ -265,7 +272,12 @@ void bind_program(nb::module_& m) {
             [](P& p, Section s, Domain d, float cap, int x, int out) {
                 p.program().add_row_op(s, d, {.kind = RowOpKind::kSoftCap, .a = x, .out = out, .value = cap});
             },
-            "section"_a, "domain"_a, "cap"_a, "x"_a, "out"_a)
+            "section"_a, "domain"_a, "cap"_a, "x"_a, "out"_a);
+}
+
+// Ops that are a phase of their own.
+void bind_phases(ProgramClass& program) {
+    program
         .def(
             "linear",
             [](P& p, Section s, Domain d, const std::vector<nb::dict>& parts) {
@@ -287,10 +299,25 @@ void bind_program(nb::module_& m) {
             "section"_a, "domain"_a, "parts"_a)
         .def(
             "attention",
-            [](P& p, int layer, int q, int out, float scale, int window, float soft_cap) {
-                p.program().add_attention({layer, q, out, scale, soft_cap, window});
+            [](P& p, int layer, int q, int out, float scale, int window, float soft_cap, int quantised_out) {
+                p.program().add_attention({layer, q, out, scale, soft_cap, window, quantised_out});
             },
-            "layer"_a, "q"_a, "out"_a, "scale"_a, "window"_a, "soft_cap"_a)
+            "layer"_a, "q"_a, "out"_a, "scale"_a, "window"_a, "soft_cap"_a, "quantised_out"_a = -1);
+}
+
+void bind_program(nb::module_& m) {
+    nb::enum_<Domain>(m, "Domain").value("TOKENS", Domain::kTokens).value("ROWS", Domain::kRows);
+    nb::enum_<Section>(m, "Section").value("BODY", Section::kBody).value("HEAD", Section::kHead);
+    nb::enum_<Gate>(m, "Gate").value("SILU", Gate::kSilu).value("GELU", Gate::kGelu);
+    ProgramClass program(m, "Program",
+                         "A model's ops, recorded once, replayed with one call per step (csrc/program.h).");
+    program
+        .def(nb::init<std::shared_ptr<Context>, int, int, int, int, int, std::vector<double>>(), "context"_a,
+             "vocab_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "rope_dim"_a, "inverse_frequencies"_a)
+        .def(
+            "buffer",
+            [](P& p, Domain d, int width, bool quantised) { return p.program().add_buffer(d, width, quantised); },
+            "domain"_a, "width"_a, "quantised"_a = false)
         .def(
             "finish",
             [](P& p, int hidden, int rows, int logits, int max_tokens, int max_seqs) {
@@ -312,7 +339,10 @@ void bind_program(nb::module_& m) {
             "buffer"_a, "rows"_a, "The first rows of a float buffer, as the last step left them.")
         .def_prop_ro("gil_wait_s", &P::gil_wait_s,
                      "How long the last run waited for the GIL once its kernels were done.")
+        .def_rw("notify_fd", &P::notify_fd, "File descriptor that run() writes a byte to once it runs without the GIL.")
         .def("run", &P::run, "kv"_a, "arrays"_a, "block_tables"_a, "draws"_a, "lists"_a, "bias_values"_a, "targets"_a);
+    bind_row_ops(program);
+    bind_phases(program);
 }
 
 }  // namespace

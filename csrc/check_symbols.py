@@ -2,7 +2,7 @@
 
 A function with weak linkage (an STL template, an inline function of a header) may be emitted by several files; the
 linker keeps one copy for all of them. If that copy was compiled with -mavx512f, every CPU without it dies of SIGILL in
-a function that nobody suspects. So an object of an ISA folder may define nothing but its kernel table and local symbols.
+a function that nobody suspects. So an object of an ISA folder may define its kernel table and local symbols only.
 
     python csrc/check_symbols.py BUILD_DIR
 """

@@ -1,14 +1,13 @@
 // A model's ops, recorded once, replayed each step with one call.
 //
 // A program has two sections, body (up to the hidden rows) and head (hidden rows to logits, run in slices). A section
-// is a list of phases with a barrier between them. A phase is either
+// is a list of phases, each of which waits for the one before. A phase is either
 //   rows       ops that treat each row alone: a thread takes a few rows through all of them
 //   linear     one or more products, split over panels of columns and blocks of rows
 //   attention  split over sequences, KV heads and blocks of queries
 // Nothing is ever split over K, so a row's result does not depend on threads or on the rows beside it.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -22,6 +21,8 @@
 namespace octavo {
 
 bool is_integer(const Matrix& matrix);  // multiplied with int8 activations
+
+constexpr int kGatedPanels = 2;  // panels of one gated item: a whole group of 32 columns, so that it can be quantised
 
 enum class Domain : int { kTokens, kRows };  // how many rows a buffer has: T of the step, or a slice of its logit rows
 enum class Section : int { kBody, kHead };
@@ -72,7 +73,8 @@ struct LinearPart {
 struct AttentionSpec {
     int layer = 0, q = -1, out = -1;
     float scale = 1.0f, soft_cap = 0.0f;
-    int window = 0;  // 0: none
+    int window = 0;          // 0: none
+    int quantised_out = -1;  // also quantise the result
 };
 
 struct Phase {
@@ -87,9 +89,9 @@ struct ModelShape {
     int vocab_size, num_heads, num_kv_heads, head_dim, rope_dim;
 };
 
-// Called for each slice of logits inside the step: rows [first, first + count), on every thread.
+// Called inside the step for each row of logits, on any thread.
 struct LogitsConsumer {
-    virtual void consume(const Floats& logits, int first, int count, int thread) = 0;
+    virtual void consume(const float* logits, int row, int thread) = 0;
 
   protected:
     ~LogitsConsumer() = default;
@@ -113,25 +115,14 @@ class Program {
     int width(int buffer) const { return buffers_.at(static_cast<size_t>(buffer)).width; }
     // A float buffer of at least `rows` rows; throws std::out_of_range.
     Floats floats(int buffer, int rows) const;
-    // Runs a checked step. Seconds until the hidden rows were there, and of the rest.
+    // Checks and runs a step. Seconds of the forward pass, and of the draws.
     std::pair<double, double> run(const Step& step, const KvCache& kv, LogitsConsumer& consumer);
 
   private:
-    struct Run;
+    struct Run;  // program_run.cpp
 
+    bool fits_quantised(int buffer, int width) const;
     Phase& phase_for(Section section, Phase::Kind kind, Domain domain);
-    void work(Run& run, int thread);
-    void run_section(Run& run, Section section, int thread);
-    void run_rows(Run& run, const Phase& phase, std::atomic<int>& next);
-    void run_row_op(Run& run, const RowOp& op, int row);
-    void run_linear(Run& run, const Phase& phase, std::atomic<int>& next, int thread);
-    void run_linear_item(const LinearPart& part, int row_begin, int row_end, int panel_begin, int panel_end,
-                         int thread);
-    void run_attention(Run& run, const AttentionSpec& spec, std::atomic<int>* next, int thread);
-    void rope_row(const RowOp& op, int row, const float* in, float* out);
-    void write_kv_row(const Run& run, const RowOp& op, int row, const float* k, const float* v);
-    void rotate_token(const Step& step, int token);
-    int domain_rows(const Run& run, Domain domain) const;
 
     const Kernels& kernels_;
     ThreadPool& pool_;
@@ -140,9 +131,8 @@ class Program {
     std::vector<std::shared_ptr<PackedMatrix>> weights_;
     std::vector<Buffer> buffers_;
     std::vector<Phase> sections_[2];
-    std::vector<PageBuffer> scratch_;               // per thread
-    PageBuffer rotations_;                          // cos and sin of each token, [T][2][rope_dim / 2 padded to 16]
-    std::unique_ptr<std::atomic<int>[]> counters_;  // next item, two per phase; 0 between uses
+    std::vector<PageBuffer> scratch_;  // per thread
+    PageBuffer rotations_;             // cos and sin of each token, [T][2][rope_dim / 2 padded to 16]
     int hidden_ = -1, rows_ = -1, logits_ = -1;
     int max_tokens_ = 0, max_seqs_ = 0, num_layers_ = 0;
 };

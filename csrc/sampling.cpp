@@ -56,12 +56,10 @@ void Sampler::begin(std::span<const DrawParams> draws, const DrawLists& lists, s
     results_.assign(draws.size() + targets.size(), RowResult{});
 }
 
-void Sampler::consume(const Floats& logits, int first, int count, int thread) {
+void Sampler::consume(const float* logits, int row, int thread) {
     std::unique_ptr<DrawScratch>& scratch = scratch_[static_cast<size_t>(thread)];
     if (!scratch) scratch = std::make_unique<DrawScratch>(vocab_size_);
-    const auto threads = static_cast<int>(scratch_.size());
-    for (int row = first + thread; row < first + count; row += threads)
-        draw(logits.data + static_cast<size_t>(row - first) * logits.stride, row, *scratch);
+    draw(logits, row, *scratch);
 }
 
 void Sampler::draw(const float* logits, int row, DrawScratch& scratch) {

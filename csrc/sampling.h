@@ -60,7 +60,7 @@ class Sampler final : public LogitsConsumer {
     // For the next step; the arrays must stay alive until it is done. Throws std::invalid_argument if a list is too
     // short or a token id is outside the vocabulary.
     void begin(std::span<const DrawParams> draws, const DrawLists& lists, std::span<const Target> targets);
-    void consume(const Floats& logits, int first, int count, int thread) override;
+    void consume(const float* logits, int row, int thread) override;
     const std::vector<RowResult>& results() const { return results_; }
 
   private:

@@ -24,6 +24,7 @@ const Kernels& avx2_kernels() {
         rope,
         write_kv,
         attend,
+        widen,
         attention_merge,
         attention_finish,
         gated_mul,

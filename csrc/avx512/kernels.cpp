@@ -30,6 +30,7 @@ const Kernels& avx512_kernels() {
         rope,
         write_kv,
         attend,
+        widen,
         attention_merge,
         attention_finish,
         gated_mul,

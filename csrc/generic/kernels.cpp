@@ -76,6 +76,7 @@ const Kernels& generic_kernels() {
         rope,
         write_kv,
         attend,
+        widen,
         attention_merge,
         attention_finish,
         gated_mul,

@@ -23,23 +23,32 @@ struct RowBlock {
     float p[kMaxRows][octavo::kKvTile];  // scores, then exp(score - max)
 };
 
-// Scores of the 16 positions of K vector `s` for R rows.
-template <class T, int R>
+// Scores of the 16 * V positions of K vectors `s`, `s` + 1, ... for R rows. V * R independent chains hide the latency.
+template <class T, int R, int V>
 inline void score_lanes(const octavo::AttentionTile& t, RowBlock& block, int s) {
-    const T* k = static_cast<const T*>(t.k[s]);
-    Vec sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = zero();
+    const T* k[V];
+    for (int v = 0; v < V; ++v) k[v] = static_cast<const T*>(t.k[s + v]);
+    Vec sum[R][V];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) sum[r][v] = zero();
     for (int d = 0; d < t.head_dim; ++d) {
-        const Vec kd = load_kv(k + d * t.k_stride);
-        for (int r = 0; r < R; ++r) sum[r] = fma(set1(block.row[r]->q[d]), kd, sum[r]);
+        Vec kd[V];
+        for (int v = 0; v < V; ++v) kd[v] = load_kv(k[v] + d * t.k_stride);
+        for (int r = 0; r < R; ++r) {
+            const Vec q = set1(block.row[r]->q[d]);
+            for (int v = 0; v < V; ++v) sum[r][v] = fma(q, kd[v], sum[r][v]);
+        }
     }
     for (int r = 0; r < R; ++r) {
-        Vec score = mul(sum[r], set1(t.scale));
-        if (t.soft_cap > 0.0f) score = mul(tanh(mul(score, set1(1.0f / t.soft_cap))), set1(t.soft_cap));
-        const int base = s * kLanes, begin = block.row[r]->begin, end = block.row[r]->end;
-        if (begin > base || end < base + kLanes)
-            score = select(lanes_between(begin - base, end - base), score, set1(-__builtin_inff()));
-        store(block.p[r] + base, score);
+        const int begin = block.row[r]->begin, end = block.row[r]->end;
+        for (int v = 0; v < V; ++v) {
+            const int base = (s + v) * kLanes;
+            Vec score = mul(sum[r][v], set1(t.scale));
+            if (t.soft_cap > 0.0f) score = mul(tanh(mul(score, set1(1.0f / t.soft_cap))), set1(t.soft_cap));
+            if (begin > base || end < base + kLanes)
+                score = select(lanes_between(begin - base, end - base), score, set1(-__builtin_inff()));
+            store(block.p[r] + base, score);
+        }
     }
 }
 
@@ -59,20 +68,40 @@ inline void softmax_row(const octavo::AttentionRow& row, float* p) {
     *row.sum = reduce_add(sum);
 }
 
-// acc[d .. d + 16) += p[t] v[t] for t in [begin, end), R rows at once.
-template <class T, int R>
+// acc[d .. d + 16 C) += p[t] v[t] for t in [begin, end), R rows at once.
+template <class T, int R, int C>
 inline void accumulate(const octavo::AttentionTile& t, RowBlock& block, int first_row, int d, int begin, int end) {
-    Vec acc[R];
+    Vec acc[R][C];
     const float* p[R];
     for (int r = 0; r < R; ++r) {
-        acc[r] = load(block.row[first_row + r]->acc + d);
+        for (int c = 0; c < C; ++c) acc[r][c] = load(block.row[first_row + r]->acc + d + c * kLanes);
         p[r] = block.p[first_row + r];
     }
     for (int i = begin; i < end; ++i) {
-        const Vec v = load_kv(static_cast<const T*>(t.v[i]) + d);
-        for (int r = 0; r < R; ++r) acc[r] = fma(set1(p[r][i]), v, acc[r]);
+        const T* row = static_cast<const T*>(t.v[i]) + d;
+        Vec v[C];
+        for (int c = 0; c < C; ++c) v[c] = load_kv(row + c * kLanes);
+        for (int r = 0; r < R; ++r) {
+            const Vec weight = set1(p[r][i]);
+            for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, v[c], acc[r][c]);
+        }
     }
-    for (int r = 0; r < R; ++r) store(block.row[first_row + r]->acc + d, acc[r]);
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) store(block.row[first_row + r]->acc + d + c * kLanes, acc[r][c]);
+}
+
+// The outputs [d, d + 16 C) of R rows: each row alone before and after the positions that all of them see.
+template <class T, int R, int C>
+inline void weighted_values(const octavo::AttentionTile& t, RowBlock& block, int d, int all_begin, int all_end) {
+    const bool common = all_begin < all_end;
+    for (int r = 0; r < R; ++r) {
+        const octavo::AttentionRow& row = *block.row[r];
+        for (int c = 0; c < C; ++c) store(row.acc + d + c * kLanes, zero());
+        accumulate<T, 1, C>(t, block, r, d, row.begin, common ? all_begin : row.end);
+    }
+    if (!common) return;
+    accumulate<T, R, C>(t, block, 0, d, all_begin, all_end);
+    for (int r = 0; r < R; ++r) accumulate<T, 1, C>(t, block, r, d, all_end, block.row[r]->end);
 }
 
 template <class T, int R>
@@ -86,20 +115,15 @@ void attend_block(const octavo::AttentionTile& t, RowBlock& block) {
         all_begin = row.begin > all_begin ? row.begin : all_begin;
         all_end = row.end < all_end ? row.end : all_end;
     }
-    if (all_end < all_begin) all_begin = all_end = 0;  // nothing in common: every row goes alone
-    for (int s = begin / kLanes; s * kLanes < end; ++s) score_lanes<T, R>(t, block, s);
+    constexpr int kWide = R * 2 <= kMaxRows ? 2 : 1;  // few rows take two vectors at a time
+    int s = begin / kLanes;
+    for (; (s + kWide) * kLanes <= end; s += kWide) score_lanes<T, R, kWide>(t, block, s);
+    for (; s * kLanes < end; ++s) score_lanes<T, R, 1>(t, block, s);
     for (int r = 0; r < R; ++r) softmax_row(*block.row[r], block.p[r]);
-    const bool common = all_begin < all_end;
-    for (int d = 0; d < t.v_dim; d += kLanes) {
-        for (int r = 0; r < R; ++r) {
-            const octavo::AttentionRow& row = *block.row[r];
-            store(row.acc + d, zero());
-            accumulate<T, 1>(t, block, r, d, row.begin, common ? all_begin : row.end);
-        }
-        if (!common) continue;
-        accumulate<T, R>(t, block, 0, d, all_begin, all_end);
-        for (int r = 0; r < R; ++r) accumulate<T, 1>(t, block, r, d, all_end, block.row[r]->end);
-    }
+    int d = 0;
+    for (; d + kWide * kLanes <= t.v_dim; d += kWide * kLanes)
+        weighted_values<T, R, kWide>(t, block, d, all_begin, all_end);
+    for (; d < t.v_dim; d += kLanes) weighted_values<T, R, 1>(t, block, d, all_begin, all_end);
 }
 
 template <class T, int R>
@@ -120,6 +144,25 @@ void attend_as(const octavo::AttentionTile& t, const octavo::AttentionRow* rows,
 // Sets max, sum and acc of each row to those of this tile alone.
 void attend(const octavo::AttentionTile& t, const octavo::AttentionRow* rows, int num_rows) {
     t.kv_bf16 ? attend_as<uint16_t>(t, rows, num_rows) : attend_as<float>(t, rows, num_rows);
+}
+
+// Replaces the bfloat16 K and V of positions [begin, end) by float32 copies in k [256 / 16][head_dim][16] and
+// v [256][v_dim]: with many rows it pays to convert once.
+void widen(octavo::AttentionTile& t, int begin, int end, float* k, float* v) {
+    for (int s = begin / kLanes; s * kLanes < end; ++s) {
+        const uint16_t* from = static_cast<const uint16_t*>(t.k[s]);
+        float* to = k + s * t.head_dim * kLanes;
+        for (int d = 0; d < t.head_dim; ++d) store(to + d * kLanes, load_bf16(from + d * t.k_stride));
+        t.k[s] = to;
+    }
+    for (int i = begin; i < end; ++i) {
+        const uint16_t* from = static_cast<const uint16_t*>(t.v[i]);
+        float* to = v + i * t.v_dim;
+        for (int d = 0; d < t.v_dim; d += kLanes) store(to + d, load_bf16(from + d));
+        t.v[i] = to;
+    }
+    t.k_stride = kLanes;
+    t.kv_bf16 = false;
 }
 
 // Joins the next tile's result `from` to the running result `into`.

@@ -110,6 +110,7 @@ struct Kernels {
     void (*rope)(const RopeTask&);
     void (*write_kv)(const KvWriteTask&);
     void (*attend)(const AttentionTile&, const AttentionRow* rows, int num_rows);
+    void (*widen)(AttentionTile&, int begin, int end, float* k, float* v);
     void (*attention_merge)(const AttentionRow& from, const AttentionRow& into, int v_dim);
     void (*attention_finish)(const AttentionRow& row, int head_dim, float* out);
     void (*gated_mul)(Gate, const float* gate, const float* up, size_t n, float* out);  // n a multiple of 16

@@ -81,7 +81,7 @@ class NativeBackend(Backend):
         self._program: _native.Program | None = None
 
     def pack(self, tensor: WeightTensor, uses: frozenset[WeightUse]) -> PackedWeight:
-        """Vectors (norms, biases) as float32; matrices in panels of 16 rows (csrc/ops/types.h), integers as in the file."""
+        """Vectors (norms, biases) as float32, matrices in panels of 16 rows (csrc/ops/types.h), values unchanged."""
         if uses <= {"norm", "bias"}:
             vector = _native.Vector(tensor.to_float32().reshape(-1))
             self._ledger.add_vector(vector)
@@ -136,6 +136,7 @@ class NativeBackend(Backend):
         assert self._program is not None, "bind() comes first"
         assert self._kv is not None, "allocate_kv_cache() comes first"
         packed = self._packer.pack(draws)
+        self._program.notify_fd = self.notify_fd
         rows, forward_s, sample_s = self._program.run(
             self._kv,
             [

@@ -118,6 +118,8 @@ class ProgramBuilder:
             call |= {"up": part.up.params["weight"], "gate": _GATES[part.activation]}
         if part.residual is not None:
             call["residual"] = self._buffers.of(part.residual)
+        if part.quantised:
+            call["quantised_out"] = self._buffers.place(part.output, quantised=True)
         return call
 
     def _emit_node(self, section: _native.Section, node: Node) -> None:
@@ -135,7 +137,9 @@ class ProgramBuilder:
             case "rope":
                 p.rope(section, domain, inputs[0], params["num_heads"], out)
             case "attention":
-                p.attention(params["layer"], inputs[0], out, params["scale"], params["window"], params["soft_cap"])
+                quantised_out = self._buffers.place(node.output, quantised=True) if params["quantised"] else -1
+                options = (params["scale"], params["window"], params["soft_cap"])
+                p.attention(params["layer"], inputs[0], out, *options, quantised_out)
             case "gated_mul":
                 p.gated_mul(section, domain, _GATES[params["activation"]], inputs[0], inputs[1], out)
             case "add":

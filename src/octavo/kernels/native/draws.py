@@ -141,10 +141,7 @@ def _prepare(params: SamplingParams) -> _Prepared:
 def _add_lists(
     packed: PackedDraws, records: NDArray[np.void], draws: Sequence[Draw], prepared: Sequence[_Prepared]
 ) -> None:
-    forbidden = [
-        np.array(sorted(forbidden_tokens(d.history, d.params.bad_words_token_ids, d.banned_token_ids)), np.int32)
-        for d in draws
-    ]
+    forbidden = [_forbidden(draw) for draw in draws]
     history = [np.asarray(d.history, np.int32) if d.params.needs_history else _NO_INTS for d in draws]
     records["num_forbidden"] = [len(tokens) for tokens in forbidden]
     records["num_history"] = [len(tokens) for tokens in history]
@@ -155,3 +152,10 @@ def _add_lists(
     packed.breakers = np.concatenate([p.breakers for p in prepared])
     packed.forbidden = np.concatenate(forbidden)
     packed.history = np.concatenate(history)
+
+
+def _forbidden(draw: Draw) -> NDArray[np.int32]:
+    words = draw.params.bad_words_token_ids
+    if not words and not draw.banned_token_ids:
+        return _NO_INTS
+    return np.array(sorted(forbidden_tokens(draw.history, words, draw.banned_token_ids)), np.int32)

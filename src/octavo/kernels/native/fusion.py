@@ -3,7 +3,8 @@
     linear, linear, linear of one input       -> one parallel region        (join_linears)
     linear gate, linear up, gated_mul         -> one gated product          (fuse_gates)
     linear, add                               -> product plus residual      (fuse_residuals)
-    x used by integer weights                 -> quantised once             (quantise_inputs)
+    x used by integer weights                 -> quantised once, by its maker where that has whole groups at hand
+                                                                            (quantise_inputs)
 
 Row ops need no pass: the program runs neighbouring ones row by row without a barrier.
 """
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.kernels.native.recorder import Node, Symbol
+from octavo.kernels.reference.dequantise import GROUP
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class Part:
     up: Node | None = None
     activation: str = "silu"
     residual: Symbol | None = None
+    quantised: bool = False  # also hands out its result in int8 groups
 
     @property
     def inputs(self) -> tuple[Symbol, ...]:
@@ -79,7 +82,7 @@ def fuse(nodes: Sequence[Node], result: Symbol, *, enabled: bool = True) -> list
     items: list[Item] = [_region(node) if node.op == "linear" else node for node in nodes]
     if enabled:
         items = join_linears(fuse_residuals(fuse_gates(items, uses), uses))
-    return quantise_inputs(items)
+    return quantise_inputs(items, by_maker=enabled)
 
 
 def fuse_gates(items: list[Item], uses: Uses) -> list[Item]:
@@ -139,8 +142,11 @@ def join_linears(items: list[Item]) -> list[Item]:
     return joined
 
 
-def quantise_inputs(items: list[Item]) -> list[Item]:
-    """A ``Quantise`` before the first region that reads a symbol as int8."""
+def quantise_inputs(items: list[Item], *, by_maker: bool) -> list[Item]:
+    """Each symbol that a region reads as int8 is quantised once: by the op that makes it, or by a ``Quantise`` before
+    the first such region. Gated products and attention finish whole groups of 32 columns, so they can do it.
+    """
+    makers: dict[Symbol, Part | Node] = {}
     done: set[Symbol] = set()
     out: list[Item] = []
     for item in items:
@@ -149,7 +155,18 @@ def quantise_inputs(items: list[Item]) -> list[Item]:
                 (x,) = part.node.inputs
                 if part.node.params["weight"].integer and x not in done:
                     done.add(x)
-                    out.append(Quantise(x))
+                    maker = makers.get(x)
+                    if isinstance(maker, Part):
+                        maker.quantised = True
+                    elif maker is not None:
+                        maker.params["quantised"] = True
+                    else:
+                        out.append(Quantise(x))
+            if by_maker:
+                makers |= {p.output: p for p in item.parts if p.up is not None and p.output.width % GROUP == 0}
+        elif by_maker and isinstance(item, Node) and item.op == "attention" and item.params["group_width"] % GROUP == 0:
+            assert item.output is not None
+            makers[item.output] = item
         out.append(item)
     return out
 

@@ -53,7 +53,7 @@ class Recorder:
         self.nodes: list[Node] = []
         self._num_symbols = 0
         self._q_width, self._kv_width = num_heads * head_dim, num_kv_heads * head_dim
-        self._head_dim = head_dim
+        self._head_dim, self._group_width = head_dim, num_heads // num_kv_heads * head_dim
 
     def symbol(self, domain: Domain, width: int) -> Symbol:
         """A new array; outside of ops only for the input of the head."""
@@ -91,9 +91,8 @@ class Recorder:
         self, layer: int, q: Symbol, *, scale: float, window: int | None = None, soft_cap: float | None = None
     ) -> Symbol:
         _check_width("attention's queries", q.width, self._q_width)
-        return self._add(
-            "attention", (q,), q.domain, q.width, layer=layer, scale=scale, window=window or 0, soft_cap=soft_cap or 0.0
-        )
+        params = {"layer": layer, "scale": scale, "window": window or 0, "soft_cap": soft_cap or 0.0}
+        return self._add("attention", (q,), q.domain, q.width, group_width=self._group_width, quantised=False, **params)
 
     def gated_mul(self, gate: Symbol, up: Symbol, activation: Activation) -> Symbol:
         _check_width("gated_mul's up", up.width, gate.width)

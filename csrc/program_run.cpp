@@ -1,0 +1,309 @@
+// One step of a program: every phase is a stage of a shared job, its items given out one by one.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "attention.h"
+#include "program.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr int kRotationBlock = 16;  // tokens whose sines are one item
+
+int round_up(int n, int to) { return (n + to - 1) / to * to; }
+int blocks(int n, int size) { return (n + size - 1) / size; }
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// How a linear phase is cut: panels per item, so that each thread gets several.
+int panels_per_item(const LinearPart& part, int row_blocks, int threads) {
+    if (part.up) return kGatedPanels;
+    return std::clamp(part.w->panels * row_blocks / (4 * threads), 1, 16);
+}
+
+}  // namespace
+
+// What the threads of one step share. Its functions return false if the step has ended without this thread; it must
+// then return at once, for none of this exists any more.
+struct Program::Run {
+    // The logit rows at hand: all of them in the body, up to kSliceRows in the head.
+    struct Slice {
+        int first, count;
+    };
+
+    Program& p;
+    const Step& step;
+    const KvCache& kv;
+    LogitsConsumer& consumer;
+    const AttentionPlan attention;
+    std::vector<float> partials;  // of split attention
+    WorkCounter* counters;
+    double forward_s = 0.0, sample_s = 0.0;  // written by thread 0
+
+    bool work(int thread);
+
+  private:
+    bool run_section(Section section, Slice slice, int thread, WorkCounter*& next);
+    bool run_rows(const Phase& phase, Slice slice, int thread, WorkCounter*& next);
+    bool run_linear(const Phase& phase, Slice slice, int thread, WorkCounter*& next);
+    bool run_attention(const AttentionSpec& spec, int thread, WorkCounter*& next);
+    void run_linear_item(const LinearPart& part, Slice slice, int row_begin, int row_end, int panel_begin,
+                         int panel_end, int thread);
+    void run_row_op(const RowOp& op, Slice slice, int row);
+    void rope_row(const RowOp& op, int row, const float* in, float* out);
+    void write_kv_row(const RowOp& op, int row, const float* k, const float* v);
+    void rotate_token(int token);
+
+    const Buffer& buffer(int id) const { return p.buffers_[static_cast<size_t>(id)]; }
+    // The head reads its slice in the place where the body left it.
+    Floats floats(int id, Slice slice) const {
+        if (id != p.rows_) return buffer(id).floats;
+        const Floats& hidden = buffer(p.hidden_).floats;
+        return {hidden.data + static_cast<size_t>(slice.first) * hidden.stride, hidden.stride};
+    }
+    int rows_of(Domain domain, Slice slice) const {
+        return domain == Domain::kTokens ? step.num_tokens() : slice.count;
+    }
+};
+
+std::pair<double, double> Program::run(const Step& step, const KvCache& kv, LogitsConsumer& consumer) {
+    const KvShape& s = kv.shape();
+    if (s.num_kv_heads != shape_.num_kv_heads || s.head_dim != shape_.head_dim || s.num_layers < num_layers_)
+        throw std::invalid_argument("the KV cache has other layers, heads or head_dim than the model");
+    check_step(step, {max_tokens_, max_seqs_, shape_.vocab_size}, s);
+    const int group = shape_.num_heads / shape_.num_kv_heads;
+    const auto slices = static_cast<size_t>(blocks(step.num_rows(), kSliceRows));
+    WorkCounter* counters = pool_.counters(2 + 2 * sections_[0].size() + slices * (2 * sections_[1].size() + 1));
+    Run run{*this, step, kv, consumer, plan_attention(step, group, shape_.num_kv_heads, pool_.size()), {}, counters};
+    run.partials.resize(run.attention.parts.size() * static_cast<size_t>(group) * static_cast<size_t>(s.v_dim() + 2));
+    pool_.run_shared([](void* context, int thread) { return static_cast<Run*>(context)->work(thread); }, &run);
+    return {run.forward_s, run.sample_s};
+}
+
+bool Program::Run::work(int thread) {
+    const double start = now();
+    WorkCounter* next = counters;
+    const auto copy = [&](int i) {
+        const int32_t* c = step.copies.data() + 3 * static_cast<size_t>(i);
+        std::memcpy(kv.block(c[1]), kv.block(c[0]), kv.shape().block_bytes());
+    };
+    if (!p.pool_.stage(*next++, static_cast<uint32_t>(step.copies.size() / 3), thread, copy)) return false;
+    const auto rotate = [&](int i) {
+        const int end = std::min(step.num_tokens(), (i + 1) * kRotationBlock);
+        for (int token = i * kRotationBlock; token < end; ++token) rotate_token(token);
+    };
+    const auto rotations = static_cast<uint32_t>(blocks(step.num_tokens(), kRotationBlock));
+    if (!p.pool_.stage(*next++, rotations, thread, rotate)) return false;
+    if (!run_section(Section::kBody, {0, step.num_rows()}, thread, next)) return false;
+    double sampling = 0.0;
+    for (int first = 0; first < step.num_rows(); first += kSliceRows) {
+        const Slice slice{first, std::min(kSliceRows, step.num_rows() - first)};
+        if (!run_section(Section::kHead, slice, thread, next)) return false;
+        const double begin = now();
+        const Floats& logits = buffer(p.logits_).floats;
+        const auto consume = [&](int row) {
+            consumer.consume(logits.data + static_cast<size_t>(row) * logits.stride, first + row, thread);
+        };
+        if (!p.pool_.stage(*next++, static_cast<uint32_t>(slice.count), thread, consume)) return false;
+        sampling += now() - begin;
+    }
+    if (thread == 0) {
+        sample_s = sampling;
+        forward_s = now() - start - sampling;
+    }
+    return true;
+}
+
+bool Program::Run::run_section(Section section, Slice slice, int thread, WorkCounter*& next) {
+    for (const Phase& phase : p.sections_[static_cast<int>(section)]) {
+        bool inside = false;
+        switch (phase.kind) {
+            case Phase::Kind::kRows:
+                inside = run_rows(phase, slice, thread, next);
+                break;
+            case Phase::Kind::kLinear:
+                inside = run_linear(phase, slice, thread, next);
+                break;
+            case Phase::Kind::kAttention:
+                inside = run_attention(phase.attention, thread, next);
+                break;
+        }
+        if (!inside) return false;
+    }
+    return true;
+}
+
+bool Program::Run::run_rows(const Phase& phase, Slice slice, int thread, WorkCounter*& next) {
+    const int rows = rows_of(phase.domain, slice);
+    const int block = std::clamp(rows / (4 * p.pool_.size()), 1, 16);
+    return p.pool_.stage(*next++, static_cast<uint32_t>(blocks(rows, block)), thread, [&](int i) {
+        for (int row = i * block; row < std::min(rows, (i + 1) * block); ++row)
+            for (const RowOp& op : phase.ops) run_row_op(op, slice, row);
+    });
+}
+
+bool Program::Run::run_linear(const Phase& phase, Slice slice, int thread, WorkCounter*& next) {
+    const int rows = rows_of(phase.domain, slice), row_blocks = blocks(rows, kMaxLinearRows);
+    int items = 0;  // of one block of rows: the panels of all parts
+    for (const LinearPart& part : phase.parts)
+        items += blocks(part.w->panels, panels_per_item(part, row_blocks, p.pool_.size()));
+    return p.pool_.stage(*next++, static_cast<uint32_t>(items * row_blocks), thread, [&](int i) {
+        const int row_begin = i / items * kMaxLinearRows, row_end = std::min(rows, row_begin + kMaxLinearRows);
+        int rest = i % items;
+        for (const LinearPart& part : phase.parts) {
+            const int panels = panels_per_item(part, row_blocks, p.pool_.size());
+            const int count = blocks(part.w->panels, panels);
+            if (rest < count) {
+                const int panel_end = std::min(part.w->panels, (rest + 1) * panels);
+                return run_linear_item(part, slice, row_begin, row_end, rest * panels, panel_end, thread);
+            }
+            rest -= count;
+        }
+    });
+}
+
+void Program::Run::run_linear_item(const LinearPart& part, Slice slice, int row_begin, int row_end, int panel_begin,
+                                   int panel_end, int thread) {
+    const Kernels& kernels = p.kernels_;
+    const Buffer& out = buffer(part.out);
+    const int column = panel_begin * kPanel, columns = (panel_end - panel_begin) * kPanel;
+    float* target = out.floats.data + static_cast<size_t>(row_begin) * out.floats.stride + column;
+    LinearTask task{part.w, floats(part.in, slice), buffer(part.in).quants, row_begin, row_end, panel_begin, panel_end,
+                    target, out.floats.stride};
+    const auto kind = static_cast<size_t>(part.w->kind);
+    const auto n = static_cast<size_t>(columns);
+    if (part.up) {
+        float* gate = p.scratch_[static_cast<size_t>(thread)].as<float>();
+        float* up = gate + kMaxLinearRows * kGatedPanels * kPanel;
+        task.out = gate;
+        task.out_stride = n;
+        kernels.linear[kind](task);
+        task.w = part.up;
+        task.out = up;
+        kernels.linear[kind](task);
+        for (int row = 0; row < row_end - row_begin; ++row)
+            kernels.gated_mul(part.gate, gate + row * n, up + row * n, n, target + row * out.floats.stride);
+    } else {
+        kernels.linear[kind](task);
+    }
+    for (int row = 0; row < row_end - row_begin; ++row) {
+        float* y = target + row * out.floats.stride;
+        if (part.bias) kernels.add(y, part.bias + column, n, y);
+        if (part.residual >= 0) {
+            const Floats residual = floats(part.residual, slice);
+            kernels.add(residual.data + static_cast<size_t>(row_begin + row) * residual.stride + column, y, n, y);
+        }
+        if (part.quantised_out >= 0) {
+            const Quantised& q = buffer(part.quantised_out).quants;
+            kernels.quantise(y, columns, q, static_cast<size_t>(row_begin + row), static_cast<size_t>(column));
+        }
+    }
+}
+
+void Program::Run::run_row_op(const RowOp& op, Slice slice, int row) {
+    const Kernels& kernels = p.kernels_;
+    const auto r = static_cast<size_t>(row);
+    const auto at = [&](int id) {
+        const Floats f = floats(id, slice);
+        return f.data + r * f.stride;
+    };
+    const auto width = [&](int id) { return static_cast<size_t>(round_up(buffer(id).width, kPanel)); };
+    switch (op.kind) {
+        case RowOpKind::kEmbedding:
+            kernels.dequantise_row(*op.table, step.token_ids[r], at(op.out));
+            break;
+        case RowOpKind::kRmsNorm:
+            kernels.rms_norm(at(op.a), op.weight, buffer(op.a).width, op.value, at(op.out));
+            break;
+        case RowOpKind::kQuantise: {
+            const Quantised& q = buffer(op.out).quants;
+            kernels.quantise(at(op.a), static_cast<int>(q.cols), q, r, 0);
+            break;
+        }
+        case RowOpKind::kRope:
+            rope_row(op, row, at(op.a), at(op.out));
+            break;
+        case RowOpKind::kWriteKv:
+            write_kv_row(op, row, at(op.a), at(op.b));
+            break;
+        case RowOpKind::kGatedMul:
+            kernels.gated_mul(op.gate, at(op.a), at(op.b), width(op.out), at(op.out));
+            break;
+        case RowOpKind::kAdd:
+            kernels.add(at(op.a), at(op.b), width(op.out), at(op.out));
+            break;
+        case RowOpKind::kScale:
+            kernels.scale(at(op.a), op.value, width(op.out), at(op.out));
+            break;
+        case RowOpKind::kSelectRows: {
+            const Floats from = floats(op.a, slice);
+            std::memcpy(at(op.out), from.data + static_cast<size_t>(step.logit_rows[r]) * from.stride,
+                        from.stride * sizeof(float));
+            break;
+        }
+        case RowOpKind::kSoftCap:
+            kernels.soft_cap(at(op.a), op.value, width(op.out), at(op.out));
+            break;
+    }
+}
+
+void Program::Run::rope_row(const RowOp& op, int row, const float* in, float* out) {
+    const int half = round_up(std::max(p.shape_.rope_dim / 2, 1), kPanel);
+    const float* cos = p.rotations_.as<float>() + static_cast<size_t>(row) * 2 * half;
+    if (in != out) std::memcpy(out, in, sizeof(float) * static_cast<size_t>(op.count) * p.shape_.head_dim);
+    p.kernels_.rope({out, op.count, p.shape_.head_dim, p.shape_.rope_dim, cos, cos + half});
+}
+
+void Program::Run::write_kv_row(const RowOp& op, int row, const float* k, const float* v) {
+    const int slot = step.slot_mapping[static_cast<size_t>(row)];
+    if (slot < 0) return;
+    const KvShape& s = kv.shape();
+    const int offset = slot % s.block_size;
+    uint8_t* base = kv.layer(slot / s.block_size, op.count);
+    KvWriteTask task{k,
+                     v,
+                     s.num_kv_heads,
+                     s.head_dim,
+                     s.v_dim(),
+                     nullptr,
+                     nullptr,
+                     s.head_elements(),
+                     static_cast<size_t>(s.block_size),
+                     s.bf16};
+    task.k_out = base + static_cast<size_t>(offset) * s.element_bytes();
+    task.v_out = base + (s.k_elements() + static_cast<size_t>(offset) * s.v_dim()) * s.element_bytes();
+    p.kernels_.write_kv(task);
+}
+
+void Program::Run::rotate_token(int token) {
+    const int pairs = p.shape_.rope_dim / 2;
+    const int half = round_up(std::max(pairs, 1), kPanel);
+    float* cos = p.rotations_.as<float>() + static_cast<size_t>(token) * 2 * half;
+    for (int i = 0; i < pairs; ++i) {
+        const double angle =
+            step.positions[static_cast<size_t>(token)] * p.inverse_frequencies_[static_cast<size_t>(i)];
+        cos[i] = static_cast<float>(std::cos(angle));
+        cos[half + i] = static_cast<float>(std::sin(angle));
+    }
+}
+
+bool Program::Run::run_attention(const AttentionSpec& spec, int thread, WorkCounter*& next) {
+    const Quantised* quantised = spec.quantised_out < 0 ? nullptr : &buffer(spec.quantised_out).quants;
+    const AttentionCall call{
+        spec.layer, spec.scale, spec.soft_cap, spec.window, buffer(spec.q).floats, buffer(spec.out).floats, quantised};
+    const size_t partial_floats = static_cast<size_t>(attention.group) * static_cast<size_t>(kv.shape().v_dim() + 2);
+    const AttentionContext context{p.kernels_, step, kv, attention, call, partials.data(), partial_floats};
+    const AttentionScratch scratch(p.scratch_[static_cast<size_t>(thread)].data(), attention.group, p.shape_.head_dim);
+    const bool split = !attention.parts.empty();
+    const auto run_part = [&](int i) { run_attention_part(context, attention.parts[static_cast<size_t>(i)], scratch); };
+    if (!p.pool_.stage(*next++, static_cast<uint32_t>(attention.parts.size()), thread, run_part)) return false;
+    return p.pool_.stage(*next++, static_cast<uint32_t>(attention.items.size()), thread, [&](int i) {
+        split ? merge_attention_parts(context, i) : run_attention_item(context, i, scratch);
+    });
+}
+
+}  // namespace octavo
