@@ -219,7 +219,8 @@ def test_each_choice_carries_its_reason() -> None:
     assert 100 < usual < 200  # (80 - 4) ms at 0.5 ms per token
     assert sizer.begin(situation()).allow(0, 50) == (50, "last piece")
     assert sizer.begin(situation(decodes=StepLoad(), hard_limit=1024)).allow(0, 4_000) == (1024, "no decodes")
-    assert sizer.begin(situation(overdue=True)).allow(0, 4_000) == (2044, "max_prefill_wait_s")
+    overdue = situation(overdue=True, hard_limit=1020)
+    assert sizer.begin(overdue).allow(0, 4_000) == (1020, "max_prefill_wait_s")
     assert sizer.begin(situation(spare_blocks=2)).allow(0, 4_000) == (32, "memory")
     assert sizer.begin(situation(spare_blocks=0)).allow(0, 4_000) == (16, "memory")
     assert sizer.begin(situation(hard_limit=8)).allow(0, 4_000) == (8, "budget")

@@ -11,8 +11,9 @@ from octavo.scheduler.cost_model import StepCostModel, StepLoad
 
 UNLIMITED = 1 << 40  # tokens
 
-#: Longest step while nobody decodes. Aborts, new arrivals and whoever looks at the engine wait for a step to end: with
-#: no bound, 2,048 tokens took 8 s on a slow machine. Past a few hundred tokens, more are hardly faster per token.
+#: Longest step while nobody decodes, or when a prefill has waited too long. Aborts, arrivals and whoever looks at the
+#: engine wait for a step to end: with no bound, 2,048 tokens took 8 s on a slow machine. Past a few hundred tokens,
+#: more are hardly faster per token.
 MAX_STEP_S = 1.0
 #: Prefill tokens of a step about whose length nothing is known yet.
 FIRST_STEP_TOKENS = 512
@@ -95,13 +96,14 @@ class AdaptiveChunkSizer(ChunkSizer):
         if memory < limit:
             limit, reason = memory, "memory"
         floor = min(self._block_size, situation.hard_limit)
-        if situation.decodes.tokens == 0:
+        if situation.decodes.tokens == 0 or situation.overdue:
+            # nobody is kept waiting, or somebody has waited long enough
             if not self.cost.has_learned and limit > FIRST_STEP_TOKENS:
                 limit, reason = FIRST_STEP_TOKENS, "ramp"
+            elif reason == "budget":
+                reason = "max_prefill_wait_s" if situation.decodes.tokens else "no decodes"
             bounds = TimeBounds(target_s=MAX_STEP_S, limit_s=MAX_STEP_S, reason="max_step", most_pairs=UNLIMITED)
-            return _TargetBudget(limit, "no decodes" if reason == "budget" else reason, floor, situation, self, bounds)
-        if situation.overdue:
-            return StepBudget(max(limit, floor), "max_prefill_wait_s" if reason == "budget" else reason)
+            return _TargetBudget(limit, reason, floor, situation, self, bounds)
         ramp = 2 * self._most_tokens
         if ramp < limit:
             limit, reason = ramp, "ramp"
