@@ -35,11 +35,11 @@ $(VENV)/installed-dev: $(VENV)/installed scripts/dev-requirements.py
 	@touch $@
 
 test: dev
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -m "not slow" -n auto
 	$(BIN)/pytest -q -m slow
 
 test-fast: dev
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -m "not slow" -n auto
 
 check: dev
 	$(BIN)/ruff format --check .
