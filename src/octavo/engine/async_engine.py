@@ -276,15 +276,12 @@ class AsyncEngine:
         they would take turns at the GIL; under the kernels, which run without it, delivering costs the engine nothing.
         """
         assert self._loop is not None
+        if os.name == "nt":  # its event loop cannot wait for a pipe: the engine delivers after each step
+            return
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
-        try:
-            self._loop.add_reader(read_fd, self._step_has_begun, read_fd)
-        except NotImplementedError:  # Windows: then the engine delivers after each step
-            os.close(read_fd)
-            os.close(write_fd)
-            return
+        self._loop.add_reader(read_fd, self._step_has_begun, read_fd)
         self._notify_fds = read_fd, write_fd
         loaded.runner.notify_fd = write_fd
 
