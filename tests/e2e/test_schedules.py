@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 Engines = Callable[..., Engine]
 
 #: KV bytes of 60 blocks on either backend are a fraction of what eight sequences need.
-SMALL_POOL_BLOCKS = 60
+SMALL_POOL_BLOCKS = 40
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a small village,",
