@@ -7,14 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.vocabulary import BYTE_LEVEL_ALPHABET
-
-# On a busy machine an example may take long without anything being wrong.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "[INST]", "<|user|>")
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "i m", "< |", "| >", "Ġ Ġ", "â Ĥ", "âĤ ¬")
