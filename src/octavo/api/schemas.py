@@ -21,8 +21,8 @@ from octavo.core.sampling_params import (
     MAX_TOKEN_ID_LIST,
     SamplingParams,
 )
+from octavo.engine.requests import MAX_N
 
-MAX_N = 16
 MAX_WORD_CHARS = 256
 MAX_CACHE_SALT_CHARS = 256
 MAX_SEQUENCE_BREAKERS = 64
