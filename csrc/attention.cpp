@@ -79,12 +79,10 @@ struct ItemRows {
         const AttentionCall& call = context.call;
         for (int row = 0; row < count; ++row)
             context.kernels.attention_finish(at(results, row), head_dim, call.out.data + offset(row, call.out.stride));
-        if (!call.quantised) return;
-        const int columns = group * head_dim;  // of this KV head: whole groups of 32
+        const int columns = group * head_dim;  // of this KV head: whole groups of 32, if they are to be rounded
         for (int row = 0; row < count; row += group)
-            context.kernels.quantise(call.out.data + offset(row, call.out.stride), columns, *call.quantised,
-                                     static_cast<size_t>(item.query_begin + row / group),
-                                     static_cast<size_t>(item.kv_head * columns));
+            round_row(context.kernels, call.out.data + offset(row, call.out.stride), columns, call.quantised,
+                      static_cast<size_t>(item.query_begin + row / group), static_cast<size_t>(item.kv_head * columns));
     }
 
     const AttentionContext& context;

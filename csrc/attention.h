@@ -49,7 +49,7 @@ struct AttentionCall {
     float scale, soft_cap;  // 0: no cap
     int window;             // 0: none
     Floats q, out;
-    const Quantised* quantised;  // where the result also goes in int8 groups; null: nowhere
+    Quantised quantised;  // where the result also goes, rounded
 };
 
 // What all items of one attention call share.

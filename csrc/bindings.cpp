@@ -46,15 +46,26 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> new_array(size_t rows, size_t cols, f
     return {*data, {rows, cols}, owner};
 }
 
-// Threads and kernels: made once per backend.
+// Threads, kernels and the arithmetic of quantised weights: made once per backend.
 struct Context {
-    Context(int threads, const std::string& isa) : kernels(select_kernels(isa)), pool(checked(threads)) {}
+    Context(int threads, const std::string& isa, const std::string& numerics)
+        : kernels(select_kernels(isa)), activations(choose(kernels, numerics)), pool(checked(threads)) {}
+    // "fast" differs from "exact" only where products in bfloat16 are the ISA's own.
+    static Activations choose(const Kernels& kernels, const std::string& numerics) {
+        if (numerics == "int8") return Activations::kInt8;
+        if (numerics == "bf16") return Activations::kBf16;
+        if (numerics == "by rows" || (numerics == "fast" && kernels.exact == Activations::kBf16))
+            return Activations::kByRows;
+        if (numerics == "exact" || numerics == "fast") return kernels.exact;
+        throw std::invalid_argument("numerics is '" + numerics + "' but must be exact, fast, int8, bf16 or by rows");
+    }
     static int checked(int threads) {
         if (threads < 1 || threads > 1024)
             throw std::invalid_argument("threads is " + std::to_string(threads) + " but must be from 1 to 1024");
         return threads;
     }
     const Kernels& kernels;
+    const Activations activations;
     ThreadPool pool;
 };
 
@@ -87,8 +98,8 @@ class BoundProgram {
     BoundProgram(std::shared_ptr<Context> context, int vocab_size, int num_heads, int num_kv_heads, int head_dim,
                  int rope_dim, std::vector<double> inverse_frequencies)
         : context_(std::move(context)),
-          program_(context_->kernels, context_->pool, {vocab_size, num_heads, num_kv_heads, head_dim, rope_dim},
-                   std::move(inverse_frequencies)),
+          program_(context_->kernels, context_->activations, context_->pool,
+                   {vocab_size, num_heads, num_kv_heads, head_dim, rope_dim}, std::move(inverse_frequencies)),
           sampler_(context_->kernels, vocab_size, context_->pool.size()) {}
 
     BoundProgram(const BoundProgram&) = delete;
@@ -354,12 +365,15 @@ NB_MODULE(_native, m) {
     m.def("available_isas", &available_isas, "Kernel tables that this CPU can run, best last.");
     m.attr("DRAW_BYTES") = sizeof(DrawParams);
     nb::class_<Context>(m, "Context", "Compute threads and the kernel table of one ISA.")
-        .def(nb::init<int, const std::string&>(), "threads"_a, "isa"_a = "")
+        .def(nb::init<int, const std::string&, const std::string&>(), "threads"_a, "isa"_a = "", "numerics"_a = "exact")
         .def_prop_ro("isa", [](const Context& c) { return c.kernels.name; })
         .def_prop_ro("threads", [](const Context& c) { return c.pool.size(); });
     nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in the kernels' layout.")
         .def_prop_ro("shape", [](const PackedMatrix& p) { return std::pair(p.view.rows, p.view.cols); })
-        .def_prop_ro("integer", [](const PackedMatrix& p) { return is_integer(p.view); })
+        .def(
+            "reads_quantised",
+            [](const PackedMatrix& p, const Context& c) { return reads_quantised(p.view.kind, c.activations); },
+            "context"_a, "Whether products with it read rounded activations.")
         .def_prop_ro("kind", [](const PackedMatrix& p) { return static_cast<int>(p.view.kind); })
         .def_prop_ro("num_bytes", [](const PackedMatrix& p) { return p.storage.bytes(); })
         .def("unpack", &unpack, "context"_a);

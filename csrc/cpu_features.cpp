@@ -52,8 +52,9 @@ CpuFeatures detect() {
     found.avx512 = found.avx2 && zmm && foundation && bit(c, 11);                  // VNNI
     const bool tile_state = (state & 0x60000) == 0x60000;                          // TILECFG and TILEDATA
     const bool tiles = found.avx512 && tile_state && bit(d, 24) && permit_tiles();
-    found.amx_bf16 = tiles && bit(d, 22);
-    found.amx_int8 = tiles && bit(d, 25);
+    const bool tiles_bf16 = tiles && bit(d, 22);
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) return found;
+    found.amx_bf16 = tiles_bf16 && bit(a, 5);  // and AVX512_BF16, which every CPU with AMX has
     return found;
 }
 #else
@@ -82,7 +83,7 @@ std::vector<Table> tables() {
         {"avx512", cpu.avx512, avx512_kernels},
 #endif
 #if defined(OCTAVO_AMX)
-        {"amx", cpu.amx_int8, amx_kernels},
+        {"amx", cpu.amx_bf16, amx_kernels},
 #endif
     };
 }

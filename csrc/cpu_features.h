@@ -11,8 +11,7 @@ namespace octavo {
 struct CpuFeatures {
     bool avx2 = false;      // AVX2, FMA and F16C, with YMM state enabled by the OS
     bool avx512 = false;    // F, BW, DQ, VL and VNNI, with ZMM state
-    bool amx_bf16 = false;  // AMX tiles and BF16, permission granted by the OS
-    bool amx_int8 = false;  // AMX tiles and INT8, permission granted by the OS, beside avx512
+    bool amx_bf16 = false;  // AMX tiles and BF16, permission granted by the OS, beside avx512 and AVX512_BF16
 };
 
 const CpuFeatures& cpu_features();  // asked once

@@ -32,8 +32,13 @@ const Encoding& find_encoding(const std::string& name) {
 // Weight k of a group of the file as 0..15: byte j holds k = j low and k = j + 16 high.
 inline int nibble(const uint8_t* nibbles, int k) { return k < 16 ? nibbles[k] & 15 : nibbles[k - 16] >> 4; }
 
-// One group of one column into its lane of the packed group.
-void pack_group(const Encoding& e, const uint8_t* in, uint8_t* out, int lane) {
+// Group g of one column into its lane of the packed panel.
+void pack_group(const Encoding& e, const uint8_t* in, uint8_t* panel, int g, int lane) {
+    if (e.kind == WeightKind::kBf16) {
+        std::memcpy(panel + (static_cast<size_t>(g / 2) * kPanel + lane) * 4 + g % 2 * 2, in, 2);
+        return;
+    }
+    uint8_t* out = panel + static_cast<size_t>(g) * e.group_bytes;
     if (e.weights == 1) {
         std::memcpy(out + lane * e.bytes, in, static_cast<size_t>(e.bytes));
         return;
@@ -73,9 +78,7 @@ void pack_panels(void* context, int) {
         uint8_t* out = job.packed + panel * job.matrix->panel_stride;
         for (int lane = 0; lane < kPanel && panel * kPanel + lane < job.matrix->rows; ++lane) {
             const uint8_t* in = job.source + (static_cast<size_t>(panel) * kPanel + lane) * row_bytes;
-            for (int g = 0; g < groups; ++g)
-                pack_group(e, in + static_cast<size_t>(g) * e.bytes, out + static_cast<size_t>(g) * e.group_bytes,
-                           lane);
+            for (int g = 0; g < groups; ++g) pack_group(e, in + static_cast<size_t>(g) * e.bytes, out, g, lane);
         }
     }
 }
@@ -99,7 +102,8 @@ std::shared_ptr<PackedMatrix> pack_matrix(const std::string& encoding, int64_t r
     m.rows = static_cast<int>(rows);
     m.cols = static_cast<int>(cols);
     m.panels = (m.rows + kPanel - 1) / kPanel;
-    m.panel_stride = static_cast<size_t>(m.cols / e.weights) * e.group_bytes;
+    const int padded = m.kind == WeightKind::kBf16 ? (m.cols + kGroup - 1) / kGroup * kGroup : m.cols;
+    m.panel_stride = static_cast<size_t>(padded / e.weights) * e.group_bytes;
     packed->storage =
         PageBuffer(m.panel_stride * static_cast<size_t>(m.panels) + 64);  // kernels may load a line beyond
     m.data = packed->storage.data();

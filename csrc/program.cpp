@@ -11,15 +11,37 @@ namespace {
 
 int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
-}  // namespace
-
-bool is_integer(const Matrix& m) {
-    return m.kind == WeightKind::kInt8 || m.kind == WeightKind::kInt4 || m.kind == WeightKind::kInt4Z;
+// The forms that a quantised buffer's readers take. Integer weights have whole groups of 32 columns.
+void allocate_quantised(Buffer& b, Activations activations) {
+    const auto n = static_cast<size_t>(b.max_rows), width = static_cast<size_t>(b.width);
+    const size_t groups = width / kGroup, k_tiles = (width + kGroup - 1) / kGroup;
+    const bool int8 = b.for_integer && activations != Activations::kBf16;
+    const bool bf16 = b.for_bf16 || (b.for_integer && activations != Activations::kInt8);
+    const size_t tile_bytes = bf16 ? (n + kTileRows - 1) / kTileRows * kTileRows * k_tiles * kGroup * 2 : 0;
+    b.pages = PageBuffer(tile_bytes + (int8 ? n * width + 64 + 3 * n * groups * sizeof(float) : 0));
+    b.quants = {};
+    if (bf16) {
+        b.quants.tiles = b.pages.as<uint16_t>();  // first: tiles of 1 KB are aligned
+        b.quants.k_tiles = k_tiles;
+    }
+    if (int8) {
+        b.quants.scale = reinterpret_cast<float*>(b.pages.data() + tile_bytes);
+        b.quants.sum = b.quants.scale + n * groups;
+        b.quants.total = reinterpret_cast<int32_t*>(b.quants.sum + n * groups);
+        b.quants.q = reinterpret_cast<int8_t*>(b.quants.total + n * groups);
+        b.quants.cols = width;
+    }
 }
 
-Program::Program(const Kernels& kernels, ThreadPool& pool, const ModelShape& shape,
+}  // namespace
+
+Program::Program(const Kernels& kernels, Activations activations, ThreadPool& pool, const ModelShape& shape,
                  std::vector<double> inverse_frequencies)
-    : kernels_(kernels), pool_(pool), shape_(shape), inverse_frequencies_(std::move(inverse_frequencies)) {
+    : kernels_(kernels),
+      activations_(activations),
+      pool_(pool),
+      shape_(shape),
+      inverse_frequencies_(std::move(inverse_frequencies)) {
     if (shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.num_heads % shape.num_kv_heads)
         throw std::invalid_argument("num_heads must be a positive multiple of num_kv_heads");
     if (shape.head_dim < 1 || shape.rope_dim > shape.head_dim || shape.rope_dim % 2 ||
@@ -28,9 +50,8 @@ Program::Program(const Kernels& kernels, ThreadPool& pool, const ModelShape& sha
 }
 
 int Program::add_buffer(Domain domain, int width, bool quantised) {
-    if (width < 1 || (quantised && width % kGroup))
-        throw std::invalid_argument("a buffer's width is " + std::to_string(width) +
-                                    " but must be positive, and a multiple of 32 if it holds int8");
+    if (width < 1)
+        throw std::invalid_argument("a buffer's width is " + std::to_string(width) + " but must be positive");
     Buffer buffer;
     buffer.domain = domain;
     buffer.width = width;
@@ -41,7 +62,12 @@ int Program::add_buffer(Domain domain, int width, bool quantised) {
 
 bool Program::fits_quantised(int buffer, int width) const {
     const Buffer& b = buffers_.at(static_cast<size_t>(buffer));
-    return b.quantised && b.width == width;  // so width is a multiple of 32
+    return b.quantised && b.width == width && width % kGroup == 0;
+}
+
+void Program::note_reader(int buffer, WeightKind kind) {
+    Buffer& b = buffers_[static_cast<size_t>(buffer)];
+    (is_integer(kind) ? b.for_integer : b.for_bf16) = true;
 }
 
 Phase& Program::phase_for(Section section, Phase::Kind kind, Domain domain) {
@@ -63,8 +89,8 @@ void Program::add_linear(Section section, Domain domain, std::vector<LinearPart>
     for (const LinearPart& part : parts) {
         const Buffer& in = buffers_.at(static_cast<size_t>(part.in));
         const Buffer& out = buffers_.at(static_cast<size_t>(part.out));
-        if (in.width != part.w->cols || in.quantised != is_integer(*part.w) || out.width != part.w->rows ||
-            out.quantised)
+        if (in.width != part.w->cols || in.quantised != reads_quantised(part.w->kind, activations_) ||
+            out.width != part.w->rows || out.quantised)
             throw std::invalid_argument("a linear layer of " + std::to_string(part.w->rows) + " x " +
                                         std::to_string(part.w->cols) + " does not fit its buffers");
         if (part.quantised_out >= 0 && (!part.up || !fits_quantised(part.quantised_out, part.w->rows)))
@@ -72,6 +98,7 @@ void Program::add_linear(Section section, Domain domain, std::vector<LinearPart>
         if (part.up &&
             (part.up->rows != part.w->rows || part.up->cols != part.w->cols || part.up->kind != part.w->kind))
             throw std::invalid_argument("gate and up of one gated product must have one shape and packing");
+        if (in.quantised) note_reader(part.in, part.w->kind);
     }
     phase_for(section, Phase::Kind::kLinear, domain).parts = std::move(parts);
 }
@@ -98,13 +125,7 @@ void Program::finish(int hidden, int rows, int logits, int max_tokens, int max_s
         b.max_rows = b.domain == Domain::kTokens || !head_only ? max_tokens : std::min(max_tokens, kSliceRows);
         const auto n = static_cast<size_t>(b.max_rows);
         if (b.quantised) {
-            const size_t groups = static_cast<size_t>(b.width / kGroup);
-            b.pages = PageBuffer(n * b.width + 64 + 3 * n * groups * sizeof(float));
-            b.quants.scale = b.pages.as<float>();
-            b.quants.sum = b.quants.scale + n * groups;
-            b.quants.total = reinterpret_cast<int32_t*>(b.quants.sum + n * groups);
-            b.quants.q = reinterpret_cast<int8_t*>(b.quants.total + n * groups);
-            b.quants.cols = static_cast<size_t>(b.width);
+            allocate_quantised(b, activations_);
         } else if (static_cast<int>(i) != rows) {
             b.floats.stride = static_cast<size_t>(round_up(b.width, kPanel));
             b.pages = PageBuffer(n * b.floats.stride * sizeof(float));

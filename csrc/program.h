@@ -20,8 +20,7 @@
 
 namespace octavo {
 
-bool is_integer(const Matrix& matrix);  // multiplied with int8 activations
-
+constexpr int kFewRows = 8;      // up to so many, Activations::kByRows takes int8: their sums outweigh no dequantising
 constexpr int kGatedPanels = 2;  // panels of one gated item: a whole group of 32 columns, so that it can be quantised
 
 enum class Domain : int { kTokens, kRows };  // how many rows a buffer has: T of the step, or a slice of its logit rows
@@ -31,6 +30,7 @@ struct Buffer {
     Domain domain;
     int width;
     bool quantised;
+    bool for_integer = false, for_bf16 = false;  // a quantised buffer's readers: weights of which kinds
     int max_rows = 0;
     PageBuffer pages;
     Floats floats{};
@@ -101,7 +101,8 @@ class Program {
   public:
     static constexpr int kSliceRows = 64;  // logit rows at a time, so that [prompt, vocab] never exists
 
-    Program(const Kernels& kernels, ThreadPool& pool, const ModelShape& shape, std::vector<double> inverse_frequencies);
+    Program(const Kernels& kernels, Activations activations, ThreadPool& pool, const ModelShape& shape,
+            std::vector<double> inverse_frequencies);
 
     int add_buffer(Domain domain, int width, bool quantised);
     void add_row_op(Section section, Domain domain, const RowOp& op);  // joins the phase before, if that is of rows too
@@ -122,9 +123,12 @@ class Program {
     struct Run;  // program_run.cpp
 
     bool fits_quantised(int buffer, int width) const;
+    void note_reader(int buffer, WeightKind kind);
+    bool few(int rows) const { return activations_ == Activations::kByRows && rows <= kFewRows; }
     Phase& phase_for(Section section, Phase::Kind kind, Domain domain);
 
     const Kernels& kernels_;
+    const Activations activations_;
     ThreadPool& pool_;
     ModelShape shape_;
     std::vector<double> inverse_frequencies_;

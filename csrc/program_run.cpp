@@ -20,9 +20,10 @@ int blocks(int n, int size) { return (n + size - 1) / size; }
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // How a linear phase is cut: panels per item, so that each thread gets several.
-int panels_per_item(const LinearPart& part, int row_blocks, int threads) {
+int panels_per_item(const LinearPart& part, int row_blocks, int threads, bool pairs) {
     if (part.up) return kGatedPanels;
-    return std::clamp(part.w->panels * row_blocks / (4 * threads), 1, 16);
+    const int panels = std::clamp(part.w->panels * row_blocks / (4 * threads), 1, 16);
+    return pairs ? round_up(panels, 2) : panels;  // two panels share the loads of a tile of activations
 }
 
 }  // namespace
@@ -51,9 +52,9 @@ struct Program::Run {
     bool run_rows(const Phase& phase, Slice slice, int thread, WorkCounter*& next);
     bool run_linear(const Phase& phase, Slice slice, int thread, WorkCounter*& next);
     bool run_attention(const AttentionSpec& spec, int thread, WorkCounter*& next);
-    void run_linear_item(const LinearPart& part, Slice slice, int row_begin, int row_end, int panel_begin,
-                         int panel_end, int thread);
-    void run_row_op(const RowOp& op, Slice slice, int row);
+    void run_linear_item(const Phase& phase, const LinearPart& part, Slice slice, int row_begin, int row_end,
+                         int panel_begin, int panel_end, int thread);
+    void run_row_op(const RowOp& op, Slice slice, int row, int rows);
     void rope_row(const RowOp& op, int row, const float* in, float* out);
     void write_kv_row(const RowOp& op, int row, const float* k, const float* v);
     void rotate_token(int token);
@@ -64,6 +65,21 @@ struct Program::Run {
         if (id != p.rows_) return buffer(id).floats;
         const Floats& hidden = buffer(p.hidden_).floats;
         return {hidden.data + static_cast<size_t>(slice.first) * hidden.stride, hidden.stride};
+    }
+    // A quantised buffer with the forms that this step's `rows` rows take; the other one is null.
+    Quantised quantised(int id, int rows) const {
+        const Buffer& b = buffer(id);
+        Quantised to = b.quants;
+        const bool int8 = p.activations_ == Activations::kInt8 || p.few(rows);
+        if (!int8) to.q = nullptr;
+        if (int8 && !b.for_bf16) to.tiles = nullptr;
+        return to;
+    }
+    Linear linear(const Matrix& w, int rows) const {
+        const auto kind = static_cast<size_t>(w.kind);
+        if (!reads_quantised(w.kind, p.activations_)) return p.kernels_.linear_float[kind];
+        const bool int8 = p.activations_ == Activations::kInt8 || (is_integer(w.kind) && p.few(rows));
+        return int8 ? p.kernels_.linear_int8[kind] : p.kernels_.linear_bf16[kind];
     }
     int rows_of(Domain domain, Slice slice) const {
         return domain == Domain::kTokens ? step.num_tokens() : slice.count;
@@ -142,53 +158,57 @@ bool Program::Run::run_rows(const Phase& phase, Slice slice, int thread, WorkCou
     const int block = std::clamp(rows / (4 * p.pool_.size()), 1, 16);
     return p.pool_.stage(*next++, static_cast<uint32_t>(blocks(rows, block)), thread, [&](int i) {
         for (int row = i * block; row < std::min(rows, (i + 1) * block); ++row)
-            for (const RowOp& op : phase.ops) run_row_op(op, slice, row);
+            for (const RowOp& op : phase.ops) run_row_op(op, slice, row, rows);
     });
 }
 
 bool Program::Run::run_linear(const Phase& phase, Slice slice, int thread, WorkCounter*& next) {
-    const int rows = rows_of(phase.domain, slice), row_blocks = blocks(rows, kMaxLinearRows);
+    const int rows = rows_of(phase.domain, slice), row_block = p.kernels_.linear_rows;
+    const int row_blocks = blocks(rows, row_block);
+    const bool pairs = p.activations_ != Activations::kInt8;
     int items = 0;  // of one block of rows: the panels of all parts
     for (const LinearPart& part : phase.parts)
-        items += blocks(part.w->panels, panels_per_item(part, row_blocks, p.pool_.size()));
+        items += blocks(part.w->panels, panels_per_item(part, row_blocks, p.pool_.size(), pairs));
     return p.pool_.stage(*next++, static_cast<uint32_t>(items * row_blocks), thread, [&](int i) {
-        const int row_begin = i / items * kMaxLinearRows, row_end = std::min(rows, row_begin + kMaxLinearRows);
+        const int row_begin = i / items * row_block, row_end = std::min(rows, row_begin + row_block);
         int rest = i % items;
         for (const LinearPart& part : phase.parts) {
-            const int panels = panels_per_item(part, row_blocks, p.pool_.size());
+            const int panels = panels_per_item(part, row_blocks, p.pool_.size(), pairs);
             const int count = blocks(part.w->panels, panels);
             if (rest < count) {
                 const int panel_end = std::min(part.w->panels, (rest + 1) * panels);
-                return run_linear_item(part, slice, row_begin, row_end, rest * panels, panel_end, thread);
+                return run_linear_item(phase, part, slice, row_begin, row_end, rest * panels, panel_end, thread);
             }
             rest -= count;
         }
     });
 }
 
-void Program::Run::run_linear_item(const LinearPart& part, Slice slice, int row_begin, int row_end, int panel_begin,
-                                   int panel_end, int thread) {
+void Program::Run::run_linear_item(const Phase& phase, const LinearPart& part, Slice slice, int row_begin, int row_end,
+                                   int panel_begin, int panel_end, int thread) {
     const Kernels& kernels = p.kernels_;
+    const int rows = rows_of(phase.domain, slice);
+    const Linear multiply = linear(*part.w, rows);
+    const Quantised rounded = part.quantised_out < 0 ? Quantised{} : quantised(part.quantised_out, rows);
     const Buffer& out = buffer(part.out);
     const int column = panel_begin * kPanel, columns = (panel_end - panel_begin) * kPanel;
     float* target = out.floats.data + static_cast<size_t>(row_begin) * out.floats.stride + column;
     LinearTask task{part.w, floats(part.in, slice), buffer(part.in).quants, row_begin, row_end, panel_begin, panel_end,
                     target, out.floats.stride};
-    const auto kind = static_cast<size_t>(part.w->kind);
     const auto n = static_cast<size_t>(columns);
     if (part.up) {
         float* gate = p.scratch_[static_cast<size_t>(thread)].as<float>();
         float* up = gate + kMaxLinearRows * kGatedPanels * kPanel;
         task.out = gate;
         task.out_stride = n;
-        kernels.linear[kind](task);
+        multiply(task);
         task.w = part.up;
         task.out = up;
-        kernels.linear[kind](task);
+        multiply(task);
         for (int row = 0; row < row_end - row_begin; ++row)
             kernels.gated_mul(part.gate, gate + row * n, up + row * n, n, target + row * out.floats.stride);
     } else {
-        kernels.linear[kind](task);
+        multiply(task);
     }
     for (int row = 0; row < row_end - row_begin; ++row) {
         float* y = target + row * out.floats.stride;
@@ -197,14 +217,11 @@ void Program::Run::run_linear_item(const LinearPart& part, Slice slice, int row_
             const Floats residual = floats(part.residual, slice);
             kernels.add(residual.data + static_cast<size_t>(row_begin + row) * residual.stride + column, y, n, y);
         }
-        if (part.quantised_out >= 0) {
-            const Quantised& q = buffer(part.quantised_out).quants;
-            kernels.quantise(y, columns, q, static_cast<size_t>(row_begin + row), static_cast<size_t>(column));
-        }
+        round_row(kernels, y, columns, rounded, static_cast<size_t>(row_begin + row), static_cast<size_t>(column));
     }
 }
 
-void Program::Run::run_row_op(const RowOp& op, Slice slice, int row) {
+void Program::Run::run_row_op(const RowOp& op, Slice slice, int row, int rows) {
     const Kernels& kernels = p.kernels_;
     const auto r = static_cast<size_t>(row);
     const auto at = [&](int id) {
@@ -219,11 +236,9 @@ void Program::Run::run_row_op(const RowOp& op, Slice slice, int row) {
         case RowOpKind::kRmsNorm:
             kernels.rms_norm(at(op.a), op.weight, buffer(op.a).width, op.value, at(op.out));
             break;
-        case RowOpKind::kQuantise: {
-            const Quantised& q = buffer(op.out).quants;
-            kernels.quantise(at(op.a), static_cast<int>(q.cols), q, r, 0);
+        case RowOpKind::kQuantise:
+            round_row(kernels, at(op.a), buffer(op.a).width, quantised(op.out, rows), r, 0);
             break;
-        }
         case RowOpKind::kRope:
             rope_row(op, row, at(op.a), at(op.out));
             break;
@@ -292,9 +307,9 @@ void Program::Run::rotate_token(int token) {
 }
 
 bool Program::Run::run_attention(const AttentionSpec& spec, int thread, WorkCounter*& next) {
-    const Quantised* quantised = spec.quantised_out < 0 ? nullptr : &buffer(spec.quantised_out).quants;
+    const Quantised rounded = spec.quantised_out < 0 ? Quantised{} : quantised(spec.quantised_out, step.num_tokens());
     const AttentionCall call{
-        spec.layer, spec.scale, spec.soft_cap, spec.window, buffer(spec.q).floats, buffer(spec.out).floats, quantised};
+        spec.layer, spec.scale, spec.soft_cap, spec.window, buffer(spec.q).floats, buffer(spec.out).floats, rounded};
     const size_t partial_floats = static_cast<size_t>(attention.group) * static_cast<size_t>(kv.shape().v_dim() + 2);
     const AttentionContext context{p.kernels_, step, kv, attention, call, partials.data(), partial_floats};
     const AttentionScratch scratch(p.scratch_[static_cast<size_t>(thread)].data(), attention.group, p.shape_.head_dim);

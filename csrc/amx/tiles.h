@@ -8,7 +8,7 @@
 namespace {
 namespace tiles {
 
-// Palette 1: rows and bytes per row of each of the 8 tiles (Intel SDM vol. 1, 18.3).
+// Palette 1: rows and bytes per row of each of the 8 tiles (Intel SDM vol. 1, 18.3). Both 0: a tile that is not used.
 struct alignas(64) Config {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t bytes_per_row[16] = {};
@@ -16,39 +16,31 @@ struct alignas(64) Config {
 };
 static_assert(sizeof(Config) == 64);
 
+// Sets all tiles to zero.
 inline void load_config(const Config& config) { __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory"); }
 // Leaves the unit idle: a thread with live tiles costs the kernel 8 KB per context switch.
 inline void release() { __asm__ volatile("tilerelease" ::: "memory"); }
 
-#define OCTAVO_TILE_SWITCH(Tile, operation) \
-    if constexpr (Tile == 0)                \
-        operation("0");                     \
-    else if constexpr (Tile == 1)           \
-        operation("1");                     \
-    else if constexpr (Tile == 2)           \
-        operation("2");                     \
-    else if constexpr (Tile == 3)           \
-        operation("3");                     \
-    else                                    \
-        static_assert(Tile < 4)
-
+template <int Tile>
+inline void zero() {
+    __asm__ volatile("tilezero %%tmm%c0" ::"i"(Tile));
+}
+// stride: bytes from row to row.
 template <int Tile>
 inline void load(const void* base, size_t stride) {
-#define OCTAVO_TILE_LOAD(n) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" n::"r"(base), "r"(stride) : "memory")
-    OCTAVO_TILE_SWITCH(Tile, OCTAVO_TILE_LOAD);
-#undef OCTAVO_TILE_LOAD
+    __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(Tile), "r"(base), "r"(stride) : "memory");
 }
 template <int Tile>
 inline void store(void* base, size_t stride) {
-#define OCTAVO_TILE_STORE(n) __asm__ volatile("tilestored %%tmm" n ", (%0,%1,1)" ::"r"(base), "r"(stride) : "memory")
-    OCTAVO_TILE_SWITCH(Tile, OCTAVO_TILE_STORE);
-#undef OCTAVO_TILE_STORE
+    __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(Tile), "r"(base), "r"(stride) : "memory");
 }
-#undef OCTAVO_TILE_SWITCH
-
-// Tile 2 = tile 0 (signed bytes, [rows][k]) times tile 1 (bytes in fours, [k / 4][columns][4]), in int32.
-inline void multiply_unsigned() { __asm__ volatile("tilezero %%tmm2\n\ttdpbsud %%tmm1, %%tmm0, %%tmm2" ::: "memory"); }
-inline void multiply_signed() { __asm__ volatile("tilezero %%tmm2\n\ttdpbssd %%tmm1, %%tmm0, %%tmm2" ::: "memory"); }
+// Sums [m][n] float32 += A [m][32 k] bfloat16 times B [16 pairs of k][n][2] bfloat16. Per output: the even k and the
+// odd k as two chains of fused multiply-adds from 0, then sum + (even + odd); denormals are zero, rounding is to
+// nearest.
+template <int Sums, int A, int B>
+inline void multiply_bf16() {
+    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(A), "i"(B));
+}
 
 }  // namespace tiles
 }  // namespace

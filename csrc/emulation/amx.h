@@ -1,4 +1,5 @@
-// The functions of amx/tiles.h as a software model, for hosts without AMX (Intel SDM vol. 2: TILELOADD, TDPBSUD, ...).
+// The functions of amx/tiles.h as a software model, for hosts without AMX (Intel SDM vol. 2: TILELOADD, TDPBF16PS,
+// ...).
 #pragma once
 
 #include <stddef.h>
@@ -22,13 +23,17 @@ inline State& state() {
     return s;
 }
 
-inline void load_config(const Config& config) { state().config = config; }
+inline void load_config(const Config& config) { state() = State{config, {}}; }
 inline void release() { state() = State{}; }
 
 template <int Tile>
+inline void zero() {
+    __builtin_memset(state().tile[Tile], 0, sizeof(state().tile[Tile]));
+}
+template <int Tile>
 inline void load(const void* base, size_t stride) {
     State& s = state();
-    __builtin_memset(s.tile[Tile], 0, sizeof(s.tile[Tile]));
+    zero<Tile>();
     for (int row = 0; row < s.config.rows[Tile]; ++row)
         __builtin_memcpy(s.tile[Tile][row], static_cast<const uint8_t*>(base) + static_cast<size_t>(row) * stride,
                          s.config.bytes_per_row[Tile]);
@@ -41,21 +46,31 @@ inline void store(void* base, size_t stride) {
                          s.config.bytes_per_row[Tile]);
 }
 
-template <class Byte>
-inline void multiply() {
+inline float bf16_at(const uint8_t* row, int index) {
+    uint16_t word;
+    __builtin_memcpy(&word, row + 2 * index, 2);
+    return __builtin_bit_cast(float, static_cast<uint32_t>(word) << 16);
+}
+
+// The order of additions was measured on hardware (docs/kernels.md). Denormals: as the thread's MXCSR says, which the
+// compute threads set as the instruction behaves.
+template <int Sums, int A, int B>
+inline void multiply_bf16() {
     State& s = state();
-    for (int m = 0; m < s.config.rows[2]; ++m) {
-        int32_t sums[16] = {};
-        for (int k = 0; k < s.config.bytes_per_row[0] / 4; ++k)
-            for (int n = 0; n < s.config.bytes_per_row[2] / 4; ++n)
-                for (int i = 0; i < 4; ++i)
-                    sums[n] +=
-                        static_cast<int8_t>(s.tile[0][m][4 * k + i]) * static_cast<Byte>(s.tile[1][k][4 * n + i]);
-        __builtin_memcpy(s.tile[2][m], sums, sizeof(sums));
+    for (int m = 0; m < s.config.rows[Sums]; ++m) {
+        float sums[16];
+        __builtin_memcpy(sums, s.tile[Sums][m], sizeof(sums));
+        for (int n = 0; n < s.config.bytes_per_row[Sums] / 4; ++n) {
+            float even = 0.0f, odd = 0.0f;
+            for (int k = 0; k < s.config.bytes_per_row[A] / 4; ++k) {
+                even = __builtin_fmaf(bf16_at(s.tile[A][m], 2 * k), bf16_at(s.tile[B][k], 2 * n), even);
+                odd = __builtin_fmaf(bf16_at(s.tile[A][m], 2 * k + 1), bf16_at(s.tile[B][k], 2 * n + 1), odd);
+            }
+            sums[n] += even + odd;
+        }
+        __builtin_memcpy(s.tile[Sums][m], sums, sizeof(sums));
     }
 }
-inline void multiply_unsigned() { multiply<uint8_t>(); }
-inline void multiply_signed() { multiply<int8_t>(); }
 
 }  // namespace tiles
 }  // namespace

@@ -133,8 +133,63 @@ inline M512i dpbusd_epi32(M512i sum, M512i a, M512i b) {
     return loadu_si512(s);
 }
 
+// Per lane: a shift to the right by its own count.
+inline M512i srlv_epi32(M512i x, M512i counts) {
+    return make(_mm256_srlv_epi32(x.lo, counts.lo), _mm256_srlv_epi32(x.hi, counts.hi));
+}
+inline M512i cvtepi8_epi32(__m128i x) {
+    return make(_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)));
+}
+// Lane i is the lane of a, or of a and then b, that index i names by its low bits.
+inline M512i permutexvar_epi32(M512i index, M512i a) {
+    uint32_t i[16], x[16], out[16];
+    storeu_si512(i, index);
+    storeu_si512(x, a);
+    for (int lane = 0; lane < 16; ++lane) out[lane] = x[i[lane] & 15];
+    return loadu_si512(out);
+}
+inline M512 permutexvar_ps(M512i index, M512 a) { return castsi512_ps(permutexvar_epi32(index, castps_si512(a))); }
+inline M512i permutex2var_epi32(M512i a, M512i index, M512i b) {
+    uint32_t i[16], x[32], out[16];
+    storeu_si512(i, index);
+    storeu_si512(x, a);
+    storeu_si512(x + 16, b);
+    for (int lane = 0; lane < 16; ++lane) out[lane] = x[i[lane] & 31];
+    return loadu_si512(out);
+}
+// VCVTNE2PS2BF16: b in the lower half, a in the upper; to nearest even, denormals are zero, NaN becomes quiet.
+inline M512i cvtne2ps_pbh(M512 a, M512 b) {
+    uint32_t x[32];
+    uint16_t out[32];
+    storeu_si512(x, castps_si512(b));
+    storeu_si512(x + 16, castps_si512(a));
+    for (int i = 0; i < 32; ++i) {
+        const uint32_t magnitude = x[i] & 0x7FFFFFFFu;
+        if (magnitude < 0x00800000u)
+            out[i] = static_cast<uint16_t>((x[i] & 0x80000000u) >> 16);
+        else if (magnitude > 0x7F800000u)
+            out[i] = static_cast<uint16_t>(x[i] >> 16 | 0x40u);
+        else
+            out[i] = static_cast<uint16_t>((x[i] + 0x7FFFu + (x[i] >> 16 & 1u)) >> 16);
+    }
+    return loadu_si512(out);
+}
+inline M512i setr_epi32(const int (&lanes)[16]) { return loadu_si512(lanes); }
+inline M512 setr_ps(const float (&lanes)[16]) { return loadu_ps(lanes); }
+
 }  // namespace emulated
 }  // namespace
+
+#undef _mm512_setr_epi32
+#undef _mm512_setr_ps
+#define _mm512_setr_epi32(...) emulated::setr_epi32({__VA_ARGS__})
+#define _mm512_setr_ps(...) emulated::setr_ps({__VA_ARGS__})
+#define _mm512_srlv_epi32 emulated::srlv_epi32
+#define _mm512_cvtepi8_epi32 emulated::cvtepi8_epi32
+#define _mm512_permutexvar_epi32 emulated::permutexvar_epi32
+#define _mm512_permutexvar_ps emulated::permutexvar_ps
+#define _mm512_permutex2var_epi32 emulated::permutex2var_epi32
+#define _mm512_cvtne2ps_pbh emulated::cvtne2ps_pbh
 
 #define __m512 emulated::M512
 #define __m512i emulated::M512i

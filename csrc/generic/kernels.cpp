@@ -3,13 +3,7 @@
 
 #define OCTAVO_ATTENTION_ROWS 3
 
-#include "../ops/attention.h"
-#include "../ops/dequantise.h"
-#include "../ops/elementwise.h"
-#include "../ops/linear_float.h"
 #include "../ops/linear_int.h"
-#include "../ops/rope_kv.h"
-#include "../ops/scan.h"
 
 namespace {
 
@@ -63,30 +57,12 @@ void linear_int(const LinearTask& t) {
 
 }  // namespace
 
+#include "../ops/kernel_table.h"
+
 namespace octavo {
 
 const Kernels& generic_kernels() {
-    static constexpr Kernels table = {
-        "generic",
-        {linear_float<LoadF32>, linear_float<LoadF16>, linear_float<LoadBf16>, linear_int<WeightKind::kInt8>,
-         linear_int<WeightKind::kInt4>, linear_int<WeightKind::kInt4Z>},
-        dequantise_row,
-        quantise,
-        rms_norm,
-        rope,
-        write_kv,
-        attend,
-        widen,
-        attention_merge,
-        attention_finish,
-        gated_mul,
-        add_arrays,
-        scale_array,
-        soft_cap,
-        argmax,
-        block_max,
-        softmax_terms,
-    };
+    static constexpr Kernels table = kernel_table("generic");
     return table;
 }
 

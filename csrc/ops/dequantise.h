@@ -23,12 +23,14 @@ void dequantise_row(const octavo::Matrix& w, int row, float* out) {
         return;
     }
     if (w.kind == WeightKind::kF16 || w.kind == WeightKind::kBf16) {
-        const uint16_t* words = reinterpret_cast<const uint16_t*>(p) + lane;
+        const uint16_t* words = reinterpret_cast<const uint16_t*>(p);
+        const bool pairs = w.kind == WeightKind::kBf16;
         for (int k = 0; k < w.cols; k += kLanes) {
             uint16_t lanes[kLanes] = {};
             const int n = w.cols - k < kLanes ? w.cols - k : kLanes;
-            for (int i = 0; i < n; ++i) lanes[i] = words[(k + i) * kLanes];
-            const Vec x = w.kind == WeightKind::kF16 ? load_f16(lanes) : load_bf16(lanes);
+            for (int i = 0; i < n; ++i)
+                lanes[i] = words[pairs ? ((k + i) / 2 * kLanes + lane) * 2 + (k + i) % 2 : (k + i) * kLanes + lane];
+            const Vec x = pairs ? load_bf16(lanes) : load_f16(lanes);
             float floats[kLanes];
             store(floats, x);
             for (int i = 0; i < n; ++i) out[k + i] = floats[i];

@@ -42,6 +42,15 @@ void quantise(const float* x, int cols, const octavo::Quantised& to, size_t row,
     }
 }
 
+// One row, or its columns from `column` on (a multiple of 32), to bfloat16; the last tile is filled up with zeros.
+void round_bf16(const float* x, int cols, const octavo::Quantised& to, size_t row, size_t column) {
+    for (size_t tile = column / octavo::kGroup; cols > 0; ++tile, cols -= octavo::kGroup, x += octavo::kGroup) {
+        uint16_t* words = to.tiles + tile_offset(to, row, tile);
+        store_bf16(words, load(x));
+        store_bf16(words + kLanes, cols > kLanes ? load(x + kLanes) : zero());
+    }
+}
+
 void gated_mul(octavo::Gate gate, const float* g, const float* up, size_t n, float* out) {
     if (gate == octavo::Gate::kSilu) {
         for (size_t i = 0; i < n; i += kLanes) {

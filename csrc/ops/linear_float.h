@@ -7,17 +7,21 @@
 
 namespace {
 
+// The weights of kStep k that lie together, [k / kStep][16][kStep].
 struct LoadF32 {
     using Element = float;
-    static Vec at(const float* p) { return load(p); }
+    static constexpr int kStep = 1;
+    static void at(const float* p, Vec (&w)[kStep]) { w[0] = load(p); }
 };
 struct LoadF16 {
     using Element = uint16_t;
-    static Vec at(const uint16_t* p) { return load_f16(p); }
+    static constexpr int kStep = 1;
+    static void at(const uint16_t* p, Vec (&w)[kStep]) { w[0] = load_f16(p); }
 };
 struct LoadBf16 {
     using Element = uint16_t;
-    static Vec at(const uint16_t* p) { return load_bf16(p); }
+    static constexpr int kStep = 2;
+    static void at(const uint16_t* p, Vec (&w)[kStep]) { load_bf16_pairs(p, w[0], w[1]); }
 };
 
 // R rows times P neighbouring panels: R * P independent chains hide the latency of fma.
@@ -31,12 +35,17 @@ void float_tile(const octavo::LinearTask& t, int row, int panel) {
     Vec acc[R][P];
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p) acc[r][p] = zero();
-    for (int k = 0; k < t.w->cols; ++k) {
+    const int whole = t.w->cols / Load::kStep * Load::kStep;
+    const auto step = [&](int k, int count) {
         for (int p = 0; p < P; ++p) {
-            const Vec wk = Load::at(w[p] + k * kLanes);
-            for (int r = 0; r < R; ++r) acc[r][p] = fma(set1(x[r][k]), wk, acc[r][p]);
+            Vec wk[Load::kStep];
+            Load::at(w[p] + k * kLanes, wk);
+            for (int i = 0; i < count; ++i)
+                for (int r = 0; r < R; ++r) acc[r][p] = fma(set1(x[r][k + i]), wk[i], acc[r][p]);
         }
-    }
+    };
+    for (int k = 0; k < whole; k += Load::kStep) step(k, Load::kStep);
+    if (whole < t.w->cols) step(whole, t.w->cols - whole);
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p)
             store(t.out + (row + r - t.row_begin) * t.out_stride + (panel + p - t.panel_begin) * kLanes, acc[r][p]);

@@ -8,14 +8,15 @@
 namespace octavo {
 
 constexpr int kPanel = 16;           // output columns (rows of the weight) that lie together: one column per lane
-constexpr int kGroup = 32;           // weights along K that share a scale
-constexpr int kMaxLinearRows = 128;  // rows that a LinearTask has at most: their activations stay in L2
+constexpr int kGroup = 32;           // weights along K that share a scale; also the K of one bfloat16 tile
+constexpr int kTileRows = 16;        // rows of activations that lie together as bfloat16
+constexpr int kMaxLinearRows = 256;  // rows that a LinearTask has at most
 
 // How a matrix is packed. Within a panel, k runs outermost, the 16 columns innermost.
 enum class WeightKind : int {
     kF32,    // [k][16] float
     kF16,    // [k][16] binary16
-    kBf16,   // [k][16] bfloat16
+    kBf16,   // [k / 2][16][2] bfloat16, k padded with zeros to a multiple of 32
     kInt8,   // per group: [16] f16 scale, [8][16][4] int8            w = d * q
     kInt4,   // per group: [16] f16 scale, [16] f16 minimum, nibbles  w = d * q + m
     kInt4Z,  // per group: [16] f16 scale, nibbles                    w = d * q - 8 d
@@ -38,21 +39,35 @@ struct Floats {
     size_t stride;  // floats from row to row
 };
 
-// The same rows for integer weights: per row and group of 32, x = scale * q with |q| <= 127.
+// What the rows are rounded to before they meet weights that are not float32 or float16.
+enum class Activations : int {
+    kInt8,   // int8 in groups of 32 against integer weights; bfloat16 weights take float32 rows
+    kBf16,   // bfloat16 against weights that are bfloat16, or dequantised and rounded to it
+    kByRows  // integer weights: int8 for few rows, bfloat16 for many
+};
+
+// The same rows, rounded; either form may be missing.
 struct Quantised {
+    // per row and group of 32, x = scale * q with |q| <= 127
     int8_t* q;       // [rows][cols]
     float* scale;    // [rows][cols / 32]
     float* sum;      // [rows][cols / 32] scale * sum(q)
     int32_t* total;  // [rows][cols / 32] sum(q)
     size_t cols;
+    // bfloat16, each 16 rows x 32 k one tile of 1 KB: [rows / 16][k_tiles][16][32]; zero beyond cols
+    uint16_t* tiles;
+    size_t k_tiles;
 };
+static inline size_t tile_offset(const Quantised& x, size_t row, size_t k_tile) {
+    return ((row / kTileRows * x.k_tiles + k_tile) * kTileRows + row % kTileRows) * kGroup;
+}
 
 // One multiplication: panels [panel_begin, panel_end) of w times rows [row_begin, row_end) of x.
 struct LinearTask {
     const Matrix* w;
-    Floats x;     // of float kinds
-    Quantised q;  // of integer kinds
-    int row_begin, row_end;
+    Floats x;                // for linear_float
+    Quantised q;             // for linear_int8, linear_bf16
+    int row_begin, row_end;  // row_begin a multiple of 16
     int panel_begin, panel_end;
     float* out;  // out[(row - row_begin) * out_stride + (panel - panel_begin) * 16 + lane], overwritten
     size_t out_stride;
@@ -100,13 +115,22 @@ constexpr int kSumBlock = 64;  // weights that sampling sums in float32; blocks 
 
 enum class Gate : int { kSilu, kGelu };
 
-// What one ISA offers. Every table computes the same bits (see docs/kernels.md), only at different speed.
+using Linear = void (*)(const LinearTask&);
+using LinearByKind = Linear[static_cast<int>(WeightKind::kCount)];
+
+// What one ISA offers. Every function computes the same bits in all tables (docs/kernels.md), only at different speed.
 struct Kernels {
     const char* name;
-    void (*linear[static_cast<int>(WeightKind::kCount)])(const LinearTask&);
-    void (*dequantise_row)(const Matrix& w, int row, float* out);                                // [cols]
-    void (*quantise)(const float* x, int cols, const Quantised& to, size_t row, size_t column);  // one row
-    void (*rms_norm)(const float* x, const float* weight, int width, float eps, float* out);     // one row
+    Activations exact;          // what this ISA multiplies with under numerics "exact"
+    int linear_rows;            // rows of one LinearTask that are best: their activations stay in L2
+    LinearByKind linear_float;  // null for integer kinds
+    LinearByKind linear_int8;   // null for float kinds
+    LinearByKind linear_bf16;   // null for float32 and float16
+    void (*dequantise_row)(const Matrix& w, int row, float* out);  // [cols]
+    // One row, or its columns from `column` on: whole groups of 32, the last one excepted.
+    void (*quantise)(const float* x, int cols, const Quantised& to, size_t row, size_t column);
+    void (*round_bf16)(const float* x, int cols, const Quantised& to, size_t row, size_t column);
+    void (*rms_norm)(const float* x, const float* weight, int width, float eps, float* out);  // one row
     void (*rope)(const RopeTask&);
     void (*write_kv)(const KvWriteTask&);
     void (*attend)(const AttentionTile&, const AttentionRow* rows, int num_rows);
@@ -122,6 +146,20 @@ struct Kernels {
     void (*block_max)(const float* x, int n, float* out);  // [ceil(n / 64)]
     void (*softmax_terms)(const float* x, int n, float shift, float temperature, float* z, float* w, float* block_sums);
 };
+
+static inline bool is_integer(WeightKind kind) {
+    return kind == WeightKind::kInt8 || kind == WeightKind::kInt4 || kind == WeightKind::kInt4Z;
+}
+// Whether products with such weights read rounded rows.
+static inline bool reads_quantised(WeightKind kind, Activations activations) {
+    return is_integer(kind) || (kind == WeightKind::kBf16 && activations != Activations::kInt8);
+}
+// Into the forms that `to` has.
+static inline void round_row(const Kernels& kernels, const float* x, int cols, const Quantised& to, size_t row,
+                             size_t column) {
+    if (to.q) kernels.quantise(x, cols, to, row, column);
+    if (to.tiles) kernels.round_bf16(x, cols, to, row, column);
+}
 
 const Kernels& generic_kernels();
 const Kernels& avx2_kernels();

@@ -28,6 +28,13 @@ inline __m256 bf16_to_float(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 inline Vec load_bf16(const uint16_t* p) { return {bf16_to_float(p), bf16_to_float(p + 8)}; }
+inline void load_bf16_pairs(const uint16_t* p, Vec& even, Vec& odd) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
+    even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+    odd = {_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))};
+}
 inline __m256 half_to_float(const uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -106,6 +113,11 @@ inline __m128i to_bf16(__m256 x) {
 inline void store_bf16(uint16_t* p, Vec x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_bf16(x.lo));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), to_bf16(x.hi));
+}
+inline Vec round_to_bf16(Vec x) {
+    uint16_t words[kLanes];
+    store_bf16(words, x);
+    return load_bf16(words);
 }
 inline float reduce_add(Vec x) {
     const __m256 eight = _mm256_add_ps(x.lo, x.hi);

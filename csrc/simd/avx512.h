@@ -24,6 +24,11 @@ inline __m256i load_words(const uint16_t* p) { return _mm256_loadu_si256(reinter
 inline Vec load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_words(p)), 16));
 }
+inline void load_bf16_pairs(const uint16_t* p, Vec& even, Vec& odd) {
+    const __m512i words = _mm512_loadu_si512(p);
+    even = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+    odd = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}
 inline Vec load_f16(const uint16_t* p) { return _mm512_cvtph_ps(load_words(p)); }
 inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
@@ -61,14 +66,21 @@ inline float reduce_max_magnitude(Vec x) {
     return _mm_cvtss_f32(_mm_castsi128_ps(four));
 }
 inline void store_i8(int8_t* p, IVec x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x)); }
-inline void store_bf16(uint16_t* p, Vec x) {
+// Nearest bfloat16 in the upper half of each lane; the lower half is anything.
+inline __m512i bf16_bits(Vec x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
     const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
     const Mask nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const __m512i high = _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
+    return _mm512_mask_blend_epi32(nan, rounded, quiet);
+}
+inline void store_bf16(uint16_t* p, Vec x) {
+    const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_bits(x), 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+}
+inline Vec round_to_bf16(Vec x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(bf16_bits(x), _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 inline float reduce_add(Vec x) {
     const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));

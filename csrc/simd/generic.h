@@ -51,6 +51,13 @@ inline Vec load_bf16(const uint16_t* p) {
     OCTAVO_EACH_LANE r.lane[i] = bits_to_float(static_cast<uint32_t>(p[i]) << 16);
     return r;
 }
+// Sixteen pairs of neighbours, taken apart.
+inline void load_bf16_pairs(const uint16_t* p, Vec& even, Vec& odd) {
+    OCTAVO_EACH_LANE {
+        even.lane[i] = bits_to_float(static_cast<uint32_t>(p[2 * i]) << 16);
+        odd.lane[i] = bits_to_float(static_cast<uint32_t>(p[2 * i + 1]) << 16);
+    }
+}
 inline Vec load_f16(const uint16_t* p) {
     Vec r;
     OCTAVO_EACH_LANE r.lane[i] = half_to_float(p[i]);
@@ -166,6 +173,11 @@ inline void store_bf16(uint16_t* p, Vec x) {
         const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
         p[i] = static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
     }
+}
+inline Vec round_to_bf16(Vec x) {
+    uint16_t words[kLanes];
+    store_bf16(words, x);
+    return load_bf16(words);
 }
 // Sum of the lanes in one fixed tree: i + (i + 8), then 4, 2, 1 apart.
 inline float reduce_add(Vec x) {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from octavo import _native
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, KVCacheLayout, Ops
-from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.native.backend import Activations, NativeBackend
 from octavo.kernels.reference.dequantise import GROUP_LAYOUT
 from octavo.kernels.weight_tensor import Encoding, WeightTensor
 from octavo.model.registry import build_model, find_architecture
@@ -81,11 +81,17 @@ def pinned_isa(isa: str) -> Iterator[None]:
 
 
 def backend(
-    model_config: ModelConfig, isa: str = "", *, threads: int = 1, kv_dtype: str = "auto", fused: bool = True
+    model_config: ModelConfig,
+    isa: str = "",
+    *,
+    threads: int = 1,
+    kv_dtype: str = "auto",
+    fused: bool = True,
+    activations: Activations = "int8",
 ) -> NativeBackend:
-    """A native backend on one ISA; "" takes the best."""
+    """A native backend on one ISA; "" takes the best. One arithmetic on all of them, so that results compare."""
     with pinned_isa(isa):
-        return NativeBackend(model_config, threads, "exact", kv_dtype, fused=fused)
+        return NativeBackend(model_config, threads, "exact", kv_dtype, fused=fused, activations=activations)
 
 
 def allocate(made: NativeBackend, c: ModelConfig, *, num_blocks: int = 64, block_size: int = 16) -> None:
@@ -108,12 +114,13 @@ def random_llama(
     threads: int = 1,
     kv_dtype: str = "auto",
     fused: bool = True,
+    activations: Activations = "int8",
     block_size: int = 16,
     num_blocks: int = 64,
 ) -> NativeBackend:
     """A backend with a bound random model: the same weights for the same arguments."""
     rng = np.random.default_rng(7)
-    made = backend(c, isa, threads=threads, kv_dtype=kv_dtype, fused=fused)
+    made = backend(c, isa, threads=threads, kv_dtype=kv_dtype, fused=fused, activations=activations)
     weights = {
         name: made.pack(random_tensor(rng, spec.shape, encoding, name), spec.uses)
         for name, spec in find_architecture("llama").tensors(c).items()

@@ -13,7 +13,7 @@ from native_steps import Seq, advance, step_input
 from octavo.core.plan import SampledToken
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Draw
-from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.native.backend import Activations, NativeBackend
 from octavo.kernels.weight_tensor import Encoding
 from octavo.model import decoder
 from octavo.model.weights.loader import open_weights
@@ -49,18 +49,27 @@ def generate_together(made: NativeBackend, seqs: list[Seq], num_tokens: int, see
     return [seq.out for seq in seqs]
 
 
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_tokens_and_logprobs_do_not_depend_on_chunks_company_blocks_or_threads(encoding: Encoding) -> None:
-    alone = generate_alone(random_llama(C, encoding, num_blocks=512), sequences(8), 6)
+def test_tokens_and_logprobs_do_not_depend_on_chunks_company_blocks_or_threads(
+    encoding: Encoding, activations: Activations
+) -> None:
+    alone = generate_alone(random_llama(C, encoding, num_blocks=512, activations=activations), sequences(8), 6)
     for threads, seed in ((1, 1), (2, 2), (3, 3)):
-        made = random_llama(C, encoding, threads=threads, num_blocks=512)
+        made = random_llama(C, encoding, threads=threads, num_blocks=512, activations=activations)
         assert generate_together(made, sequences(8), 6, seed) == alone
         made.close()
 
 
+@pytest.mark.parametrize("activations", ["int8", "bf16", "by rows"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_every_instruction_set_draws_the_same_tokens_with_the_same_logprobs(encoding: Encoding) -> None:
-    results = [generate_together(random_llama(C, encoding, isa, num_blocks=512), sequences(6), 4, 5) for isa in ISAS]
+def test_every_instruction_set_draws_the_same_tokens_with_the_same_logprobs(
+    encoding: Encoding, activations: Activations
+) -> None:
+    results = [
+        generate_together(random_llama(C, encoding, isa, num_blocks=512, activations=activations), sequences(6), 4, 5)
+        for isa in ISAS
+    ]
     assert all(result == results[0] for result in results)
 
 
@@ -72,12 +81,14 @@ def test_every_instruction_set_draws_the_same_tokens_with_the_same_logprobs(enco
         {"attention_bias": True, "mlp_bias": True},
     ],
 )
+@pytest.mark.parametrize("activations", ["int8", "bf16", "by rows"])
 @pytest.mark.parametrize("encoding", ["Q4_1", "BF16"])
-def test_fusing_ops_changes_no_bit(encoding: Encoding, changes: dict[str, object]) -> None:
+def test_fusing_ops_changes_no_bit(encoding: Encoding, activations: Activations, changes: dict[str, object]) -> None:
     c = config(**changes)
-    fused = generate_together(random_llama(c, encoding, fused=True, num_blocks=512), sequences(5), 4, 9)
-    apart = generate_together(random_llama(c, encoding, fused=False, num_blocks=512), sequences(5), 4, 9)
-    assert fused == apart
+    fused, apart = (
+        random_llama(c, encoding, fused=fused, num_blocks=512, activations=activations) for fused in (True, False)
+    )
+    assert generate_together(fused, sequences(5), 4, 9) == generate_together(apart, sequences(5), 4, 9)
 
 
 def test_poisoned_blocks_and_unwritten_slots_never_reach_a_result() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from octavo.core.errors import ConfigError
 from octavo.kernels.base import Array, Ops
-from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.native.backend import Activations, NativeBackend
 from octavo.kernels.reference.rope import rotation_table
 from octavo.kernels.weight_tensor import Encoding
 
@@ -21,11 +21,15 @@ ROWS = 117  # every row is one token of one sequence
 
 
 def run_op(
-    isa: str, table: Floats, prepare: Callable[[NativeBackend], Callable[[Ops, Array], Array]], **changes: object
+    isa: str,
+    table: Floats,
+    prepare: Callable[[NativeBackend], Callable[[Ops, Array], Array]],
+    activations: Activations = "int8",
+    **changes: object,
 ) -> Floats:
     """The result [rows, width] of an op applied to the rows of ``table``, the rows being positions 0, 1, ..."""
     c = config(vocab_size=len(table), **changes)
-    made = backend(c, isa)
+    made = backend(c, isa, activations=activations)
     allocate(made, c)
     made.bind(OpModel(made, c, table, prepare(made)), max_tokens=len(table), max_seqs=1)
     seq = Seq(list(range(len(table))), list(range(64)))
@@ -135,6 +139,67 @@ def test_integer_products_equal_the_written_out_arithmetic_bit_for_bit(encoding:
     wanted = _integer_product(x, weight.data, encoding, 48)
     for isa in ISAS:
         np.testing.assert_array_equal(run_op(isa, x, prepare), wanted)
+
+
+@pytest.mark.parametrize("encoding", ["BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize(("num_rows", "num_out", "width"), [(1, 48, 64), (17, 16, 96), (40, 35, 672), (117, 64, 32)])
+def test_bfloat16_products_equal_the_written_out_arithmetic_bit_for_bit(
+    encoding: Encoding, num_rows: int, num_out: int, width: int
+) -> None:
+    """docs/kernels.md: both sides are rounded; per 32 k, an even and an odd chain from 0, summed, then added."""
+    x, weight = rows(width)[:num_rows], random_tensor(np.random.default_rng(5), (num_out, width), encoding)
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        packed = made.pack(weight, frozenset({"linear"}))
+        return lambda ops, x: ops.linear(x, packed)
+
+    wanted = _bfloat16_product(x, weight.to_float32())
+    for isa in ISAS:
+        np.testing.assert_array_equal(run_op(isa, x, prepare, "bf16"), wanted)
+
+
+@pytest.mark.parametrize("width", [1, 33, 61])
+def test_bfloat16_weights_of_any_width_meet_bfloat16_rows(width: int) -> None:
+    x, weight = rows(width), random_tensor(np.random.default_rng(5), (19, width), "BF16")
+    padding = [(0, 0), (0, -width % 32)]
+    wanted = _bfloat16_product(np.pad(x, padding), np.pad(weight.to_float32(), padding))
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        packed = made.pack(weight, frozenset({"linear"}))
+        return lambda ops, x: ops.linear(x, packed)
+
+    for isa in ISAS:
+        np.testing.assert_array_equal(run_op(isa, x, prepare, "bf16"), wanted)
+
+
+@pytest.mark.parametrize("encoding", ["BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("num_rows", [8, 9])
+def test_by_rows_takes_int8_for_eight_rows_and_bfloat16_for_more(encoding: Encoding, num_rows: int) -> None:
+    x, weight = rows(64)[:num_rows], random_tensor(np.random.default_rng(5), (48, 64), encoding)
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        packed = made.pack(weight, frozenset({"linear"}))
+        return lambda ops, x: ops.linear(x, packed)
+
+    chosen = "int8" if num_rows <= 8 and encoding != "BF16" else "bf16"
+    np.testing.assert_array_equal(run_op("", x, prepare, "by rows"), run_op("", x, prepare, chosen))
+
+
+def _bfloat16_product(x: Floats, weight: Floats) -> Floats:
+    a, b = _bfloat16(x), _bfloat16(weight)
+    acc = np.zeros((len(a), len(b)), np.float32)
+    for start in range(0, a.shape[1], 32):
+        chains = np.zeros((2, *acc.shape), np.float32)
+        for k in range(start, start + 32):
+            chains[k % 2] = _fma(a[:, k, None], b[None, :, k], chains[k % 2])
+        acc += chains[0] + chains[1]
+    return acc
+
+
+def _bfloat16(x: Floats) -> Floats:
+    """Rounded to nearest even; for finite numbers."""
+    bits = np.ascontiguousarray(x).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)).astype(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def _integer_product(x: Floats, data: NDArray[np.uint8], encoding: Encoding, num_out: int) -> Floats:

@@ -32,6 +32,7 @@ from octavo.kernels.native.threads import default_threads
 from octavo.kernels.weight_tensor import WeightTensor
 
 Numerics = Literal["exact", "fast"]
+Activations = Literal["auto", "int8", "bf16", "by rows"]
 PackedWeight = _native.PackedMatrix | _native.Vector
 _KV_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -40,8 +41,8 @@ class NativeBackend(Backend):
     """CPU kernels chosen at run time for this machine's instruction set; activations are float32.
 
     Under numerics "exact" a row's result, to the last bit, depends on that row alone: not on chunking, on the rows
-    beside it, on block placement or on the number of threads (docs/kernels.md). "fast" may choose the kernel by the
-    number of rows where that is faster; on CPUs without AMX the two are the same kernels.
+    beside it, on block placement or on the number of threads (docs/kernels.md). With AMX, "fast" chooses the arithmetic
+    by the number of rows; on other CPUs the two are the same kernels.
     """
 
     name = "native"
@@ -56,11 +57,13 @@ class NativeBackend(Backend):
         kv_dtype: str = "auto",
         *,
         fused: bool = True,
+        activations: Activations = "auto",
     ) -> None:
         """threads: None takes one per physical core that this process may use. kv_dtype "auto" is bfloat16.
 
-        fused: False runs every op apart, to test that fusing changes nothing. The environment variable OCTAVO_ISA pins
-        an instruction set. Raises ``ConfigError`` for a value that this build or CPU does not have.
+        For tests: fused=False runs every op apart, activations=... takes another instruction set's arithmetic. The
+        environment variable OCTAVO_ISA pins an instruction set. Raises ``ConfigError`` for a value that this build or
+        CPU does not have.
         """
         if numerics not in ("exact", "fast"):
             raise ConfigError(f"numerics is {numerics!r} but must be exact or fast")
@@ -68,14 +71,15 @@ class NativeBackend(Backend):
         if self.kv_dtype not in _KV_BYTES:
             raise ConfigError(f"kv_dtype is {kv_dtype!r} but the native backend has auto, bfloat16 and float32")
         try:
-            self._context = _native.Context(threads or default_threads(), os.environ.get("OCTAVO_ISA", ""))
+            arithmetic = numerics if activations == "auto" else activations
+            self._context = _native.Context(threads or default_threads(), os.environ.get("OCTAVO_ISA", ""), arithmetic)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self.isa, self.threads = self._context.isa, self._context.threads
         self.fingerprint = f"native-{self.isa}-{numerics}-{self.kv_dtype}"
         self._config, self._fused = config, fused
         self._packer = DrawPacker()
-        self._ledger = CostLedger()
+        self._ledger = CostLedger(self._context)
         self._mapped: dict[int, mmap.mmap] = {}
         self._kv: _native.KvCache | None = None
         self._program: _native.Program | None = None

@@ -60,7 +60,7 @@ class ProgramBuilder:
     """Records a model and builds its program."""
 
     def __init__(self, context: _native.Context, config: ModelConfig, *, fused: bool = True) -> None:
-        self._config, self._fused = config, fused
+        self._context, self._config, self._fused = context, config, fused
         self.program = _native.Program(
             context,
             config.vocab_size,
@@ -75,7 +75,7 @@ class ProgramBuilder:
     def build(self, model: Model, *, max_tokens: int, max_seqs: int) -> BuiltProgram:
         """Record hidden and head once. Raises ``ConfigError`` if the model's arrays do not fit each other."""
         c = self._config
-        recorder = Recorder(c.num_heads, c.num_kv_heads, c.head_dim)
+        recorder = Recorder(self._context, c.num_heads, c.num_kv_heads, c.head_dim)
         hidden = model.hidden(recorder)
         items = fuse(recorder.nodes, hidden, enabled=self._fused)
         self._emit_section(_native.Section.BODY, items, hidden)
@@ -109,7 +109,7 @@ class ProgramBuilder:
         params = part.node.params
         call: dict[str, Any] = {
             "weight": params["weight"],
-            "x": self._buffers.of(part.node.inputs[0], params["weight"].integer),
+            "x": self._buffers.of(part.node.inputs[0], params["reads_quantised"]),
             "out": self._buffers.place(part.output),
         }
         if params["bias"] is not None:

@@ -14,7 +14,8 @@ SECONDS_EACH = 0.04
 class CostLedger:
     """Adds up the weights as they are packed."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: _native.Context) -> None:
+        self._context = context
         self._layer_bytes = self._head_bytes = self._table_bytes = 0
         self._quantised_macs = self._float_macs = self._head_macs = 0
         self._head_is_quantised = False
@@ -31,10 +32,10 @@ class CostLedger:
         elif "embedding" in uses or name == "head.weight":
             self._head_bytes += matrix.num_bytes
             self._head_macs += rows * columns
-            self._head_is_quantised = matrix.integer
+            self._head_is_quantised = matrix.reads_quantised(self._context)
         else:
             self._layer_bytes += matrix.num_bytes
-            if matrix.integer:
+            if matrix.reads_quantised(self._context):
                 self._quantised_macs += rows * columns
             else:
                 self._float_macs += rows * columns

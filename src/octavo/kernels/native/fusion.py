@@ -3,7 +3,7 @@
     linear, linear, linear of one input       -> one parallel region        (join_linears)
     linear gate, linear up, gated_mul         -> one gated product          (fuse_gates)
     linear, add                               -> product plus residual      (fuse_residuals)
-    x used by integer weights                 -> quantised once, by its maker where that has whole groups at hand
+    x that a product reads quantised          -> rounded once, by its maker where that has whole groups at hand
                                                                             (quantise_inputs)
 
 Row ops need no pass: the program runs neighbouring ones row by row without a barrier.
@@ -28,7 +28,7 @@ class Part:
     up: Node | None = None
     activation: str = "silu"
     residual: Symbol | None = None
-    quantised: bool = False  # also hands out its result in int8 groups
+    quantised: bool = False  # also hands out its result quantised
 
     @property
     def inputs(self) -> tuple[Symbol, ...]:
@@ -52,7 +52,7 @@ class Region:
 
 @dataclass(slots=True)
 class Quantise:
-    """Brings a symbol into int8 groups, for products with integer weights."""
+    """Rounds a symbol to int8 groups or bfloat16 tiles (csrc/ops/types.h), for products that read it so."""
 
     symbol: Symbol
 
@@ -143,7 +143,7 @@ def join_linears(items: list[Item]) -> list[Item]:
 
 
 def quantise_inputs(items: list[Item], *, by_maker: bool) -> list[Item]:
-    """Each symbol that a region reads as int8 is quantised once: by the op that makes it, or by a ``Quantise`` before
+    """Each symbol that a region reads quantised is rounded once: by the op that makes it, or by a ``Quantise`` before
     the first such region. Gated products and attention finish whole groups of 32 columns, so they can do it.
     """
     makers: dict[Symbol, Part | Node] = {}
@@ -153,7 +153,7 @@ def quantise_inputs(items: list[Item], *, by_maker: bool) -> list[Item]:
         if isinstance(item, Region):
             for part in item.parts:
                 (x,) = part.node.inputs
-                if part.node.params["weight"].integer and x not in done:
+                if part.node.params["reads_quantised"] and x not in done:
                     done.add(x)
                     maker = makers.get(x)
                     if isinstance(maker, Part):

@@ -48,10 +48,10 @@ class Recorder:
     Shapes are checked here, once: a model that does not fit its weights fails at ``bind``, not inside a kernel.
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(self, context: _native.Context, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self.token_ids, self.positions = StepInts("token_ids"), StepInts("positions")
         self.nodes: list[Node] = []
-        self._num_symbols = 0
+        self._context, self._num_symbols = context, 0
         self._q_width, self._kv_width = num_heads * head_dim, num_kv_heads * head_dim
         self._head_dim, self._group_width = head_dim, num_heads // num_kv_heads * head_dim
 
@@ -74,7 +74,8 @@ class Recorder:
         _check_width("a linear layer's input", x.width, columns)
         if bias is not None:
             _check_width("a bias", bias.size, rows)
-        return self._add("linear", (x,), x.domain, rows, weight=weight, bias=bias)
+        reads_quantised = weight.reads_quantised(self._context)
+        return self._add("linear", (x,), x.domain, rows, weight=weight, bias=bias, reads_quantised=reads_quantised)
 
     def rope(self, x: Symbol, positions: StepInts, num_heads: int) -> Symbol:
         if positions != self.positions:
