@@ -14,8 +14,8 @@ from octavo.core.sampling_params import SamplingParams
 pytestmark = pytest.mark.slow
 Engines = Callable[..., Engine]
 
-#: KV bytes of 60 blocks on either backend are a fraction of what eight sequences need.
-SMALL_POOL_BLOCKS = 40
+#: KV bytes of so many blocks on either backend are a fraction of what eight sequences need.
+SMALL_POOL_BLOCKS = 28
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a small village,",
@@ -50,8 +50,8 @@ def prompts_of(engine: Engine) -> list[list[int]]:
     return [engine.loaded.tokenizer.encode(text) for text in PROMPTS]
 
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=2)
-SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=24, logprobs=2, repetition_penalty=1.1)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, logprobs=2)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=16, logprobs=2, repetition_penalty=1.1)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def small_pool(backend: str, engine_of: Engines) -> Engine:
     config = engine_of(backend=backend).loaded.config
     per_token = config.kv_cache_bytes // (config.num_blocks * config.block_size)
     return engine_of(
-        backend=backend, block_size=4, max_model_len=128, kv_cache_memory=SMALL_POOL_BLOCKS * 4 * per_token
+        backend=backend, block_size=4, max_model_len=96, kv_cache_memory=SMALL_POOL_BLOCKS * 4 * per_token
     )
 
 

@@ -183,10 +183,12 @@ def recorded() -> dict[str, set[torch.dtype]]:
     return recorder.ops
 
 
+@pytest.mark.slow
 def test_every_op_of_whole_steps_has_an_mps_kernel_and_dtypes_that_mps_has():
     assert mps_table().objections(recorded()) == []
 
 
+@pytest.mark.slow
 def test_the_tables_list_nothing_that_is_no_longer_used():
     resolved = {kernel for kernels in COMPOSITES.values() for kernel in kernels}
     assert set(DTYPES) - set(recorded()) - resolved == set()

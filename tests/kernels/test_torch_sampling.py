@@ -240,6 +240,7 @@ def test_a_vocabulary_smaller_than_every_bound_works():
         assert got.token_id == want.token_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "features",
     [

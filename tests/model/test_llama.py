@@ -104,6 +104,7 @@ def random_sequences(config: ModelConfig, lengths: Sequence[int]) -> list[np.nda
     return [rng.integers(0, config.vocab_size, length) for length in lengths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_equal_transformers_in_chunks_of_any_size(name):
     source = random_source(variant(**VARIANTS[name]))

@@ -153,6 +153,7 @@ def test_the_default_model_renders_as_its_template_says(real_tokenizer: Tokenize
     assert chat.encode(messages) == real_tokenizer.encode(text, parse_special=True)
 
 
+@pytest.mark.slow
 def test_templates_render_as_in_transformers(small_tokenizer: Tokenizer) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
