@@ -89,9 +89,7 @@ def small_pool(backend: str, engine_of: Engines) -> Engine:
     """An engine whose KV pool has SMALL_POOL_BLOCKS blocks of 4 tokens."""
     config = engine_of(backend=backend).loaded.config
     per_token = config.kv_cache_bytes // (config.num_blocks * config.block_size)
-    return engine_of(
-        backend=backend, block_size=4, max_model_len=96, kv_cache_memory=SMALL_POOL_BLOCKS * 4 * per_token
-    )
+    return engine_of(backend=backend, block_size=4, max_model_len=96, kv_cache_memory=SMALL_POOL_BLOCKS * 4 * per_token)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])

@@ -88,7 +88,9 @@ def write(folder: Path, spec: dict[str, Any], **files: Any) -> Path:
 
 TEXTS = st.lists(
     st.one_of(
-        st.sampled_from(["<s>", "<|end|>", " ", "\n", "<mask>", "<think>", "word", "hello", "</s>", "a", "b", "<"]),
+        st.sampled_from(
+            ["<s>", "<|end|>", " ", "\n", "\x1c", "\u3000", "<mask>", "<think>", "word", "hello", "</s>", "a", "b", "<"]
+        ),
         st.text(max_size=3),
     ),
     max_size=8,

@@ -14,6 +14,8 @@ from octavo.core.errors import ModelFileError
 
 SPACE_MARK = "▁"  # how SentencePiece writes a space inside a token
 Spelling = Literal["byte_level", "sentencepiece"]
+# Unicode's White_Space, which tokenizers go by. Python's own idea of it has U+001C to U+001F too.
+WHITE_SPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")
 
 
 class TokenKind(IntEnum):
@@ -155,12 +157,12 @@ class SpecialTokenMatcher:
             if token is None:
                 position = at + 1
                 continue
-            plain = text[start:at].rstrip() if token.lstrip else text[start:at]
+            plain = text[start:at].rstrip(WHITE_SPACE) if token.lstrip else text[start:at]
             if plain:
                 pieces.append(plain)
             pieces.append(token.token_id)
             start = at + len(token.text)
-            while token.rstrip and start < len(text) and text[start].isspace():
+            while token.rstrip and start < len(text) and text[start] in WHITE_SPACE:
                 start += 1
             position = start
         if start < len(text):
