@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,20 @@ def test_text_with_special_tokens_is_read_as_the_library_reads_it(tmp_path: Path
         assert tokenizer.encode(text, parse_special=True, add_bos=False) == expected
 
     check()
+
+
+def test_what_is_a_space_and_what_is_a_letter_beside_a_special_token_is_what_the_library_says(tmp_path: Path) -> None:
+    """The first characters of every Unicode category, and those that Python classes otherwise."""
+    first: dict[str, list[str]] = {}
+    for character in map(chr, range(0x11000)):
+        first.setdefault(unicodedata.category(character), []).append(character)
+    characters = [c for kind, found in first.items() if kind not in ("Cs", "Cn") for c in found[:40]]
+    characters += ["\x1c", "\x1f", "\x85", "\u200c", "\u200d", "\u0301", "²", "Ⓐ", "ⓩ", "🅐", "🆉"]
+    tokenizer = Tokenizer.from_folder(write(tmp_path, byte_level_spec()))
+    library = tokenizers.Tokenizer.from_str(json.dumps(byte_level_spec()))
+    for text in (f"{c}word{c} word {c}<mask>{c}" for c in characters):
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, parse_special=True, add_bos=False) == expected, ascii(text)
 
 
 def test_plain_text_never_becomes_a_control_token(tmp_path: Path) -> None:

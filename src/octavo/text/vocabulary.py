@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,6 +15,7 @@ from octavo.core.errors import ModelFileError
 
 SPACE_MARK = "▁"  # how SentencePiece writes a space inside a token
 Spelling = Literal["byte_level", "sentencepiece"]
+CIRCLED_LETTERS = (("Ⓐ", "ⓩ"), ("🄰", "🅉"), ("🅐", "🅩"), ("🅰", "🆉"))  # and squared ones
 # Unicode's White_Space, which tokenizers go by. Python's own idea of it has U+001C to U+001F too.
 WHITE_SPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")
 
@@ -171,4 +173,17 @@ class SpecialTokenMatcher:
 
 
 def _touches_word(text: str, start: int, end: int) -> bool:
-    return bool(re.match(r"\w", text[start - 1 : start]) or re.match(r"\w", text[end : end + 1]))
+    return is_word_character(text[start - 1 : start]) or is_word_character(text[end : end + 1])
+
+
+def is_word_character(character: str) -> bool:
+    """Word characters of Unicode's regular expressions (UTS #18, annex C): alphabetic, marks, decimal digits,
+    connectors and joiners. Python's ``\\w`` lacks marks and joiners, and has other numbers too. Characters newer than
+    this Python's Unicode are none; nor is "".
+    """
+    if not character:
+        return False
+    kind = unicodedata.category(character)
+    if kind == "So":  # alphabetic by exception
+        return any(first <= character <= last for first, last in CIRCLED_LETTERS)
+    return kind[0] in "LM" or kind in ("Nd", "Nl", "Pc") or character in "\u200c\u200d"
