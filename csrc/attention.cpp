@@ -8,6 +8,8 @@ namespace octavo {
 namespace {
 
 constexpr int kItemRows = 96;       // rows that reuse a tile of K and V from L2
+constexpr int kItemRowsBf16 = 384;  // the more rows, the rarer K and V are brought into tiles
+constexpr int kBlockQueries = 32;   // with bf16, items are multiples of this, so of whole blocks of 32 rows
 constexpr int kRowsToWiden = 24;    // from so many on, converting K and V to float32 once is cheaper than every time
 constexpr int kItemsPerThread = 4;  // fewer, and the last item leaves the other threads waiting
 
@@ -108,18 +110,30 @@ void attend_tile(const ItemRows& rows, int base, const AttentionScratch& scratch
         const int end = std::min(kKvTile, rows.position(row) + 1 - base);
         if (begin < end) scratch.rows[count++] = rows.at(rows.first_tile(row) == base ? first : later, row, begin, end);
     }
+    if (c.plan.bf16) return c.kernels.attend_bf16(tile, scratch.rows, count);
     if (tile.kv_bf16 && count >= kRowsToWiden)
         c.kernels.widen(tile, tile_begin, tile_end, scratch.wide_k, scratch.wide_v);
     c.kernels.attend(tile, scratch.rows, count);
 }
 
+// With bf16, items are as large as leaves several to each thread. Results do not depend on it.
+int item_queries(const Step& step, int group, int num_kv_heads, int threads, bool bf16) {
+    const int most = attention_item_rows(group, bf16) / group;
+    if (!bf16) return most;
+    const int share = step.num_tokens() * num_kv_heads / (kItemsPerThread * threads);
+    return std::clamp(share / kBlockQueries * kBlockQueries, std::min(kBlockQueries, most), most);
+}
+
 }  // namespace
 
-int attention_item_rows(int group) { return std::max(kItemRows / group, 1) * group; }
+int attention_item_rows(int group, bool bf16) {
+    const int queries = std::max((bf16 ? kItemRowsBf16 : kItemRows) / group, 1);
+    return (bf16 && queries > kBlockQueries ? queries / kBlockQueries * kBlockQueries : queries) * group;
+}
 
-AttentionPlan plan_attention(const Step& step, int group, int num_kv_heads, int threads) {
-    AttentionPlan plan{group, {}, {}, {}};
-    const int queries = attention_item_rows(group) / group;
+AttentionPlan plan_attention(const Step& step, int group, int num_kv_heads, int threads, bool bf16) {
+    AttentionPlan plan{group, bf16, {}, {}, {}};
+    const int queries = item_queries(step, group, num_kv_heads, threads, bf16);
     struct Priced {
         int64_t cost;
         AttentionItem item;
@@ -149,22 +163,23 @@ AttentionPlan plan_attention(const Step& step, int group, int num_kv_heads, int 
     return plan;
 }
 
-AttentionScratch::AttentionScratch(uint8_t* memory, int group, int head_dim) {
-    const auto num_rows = static_cast<size_t>(attention_item_rows(group));
+AttentionScratch::AttentionScratch(uint8_t* memory, int group, int head_dim, bool bf16) {
+    const auto num_rows = static_cast<size_t>(attention_item_rows(group, bf16));
     const size_t row_floats = static_cast<size_t>((head_dim + 15) / 16 * 16) + 2;
     rows = reinterpret_cast<AttentionRow*>(memory);
     running = reinterpret_cast<float*>(rows + num_rows);
     latest = running + num_rows * row_floats;
-    wide_k = latest + num_rows * row_floats;
-    wide_v = wide_k + static_cast<size_t>(kKvTile) * static_cast<size_t>(head_dim);
-    gathered = reinterpret_cast<uint8_t*>(wide_v + static_cast<size_t>(kKvTile) * (row_floats - 2));
+    gathered = reinterpret_cast<uint8_t*>(latest + num_rows * row_floats);
+    float* widened = reinterpret_cast<float*>(gathered) + static_cast<size_t>(kKvTile) * static_cast<size_t>(head_dim);
+    wide_k = bf16 ? nullptr : widened;
+    wide_v = bf16 ? nullptr : widened + static_cast<size_t>(kKvTile) * static_cast<size_t>(head_dim);
 }
 
-size_t AttentionScratch::bytes(int group, int head_dim) {
-    const auto num_rows = static_cast<size_t>(attention_item_rows(group)), dim = static_cast<size_t>(head_dim);
+size_t AttentionScratch::bytes(int group, int head_dim, bool bf16) {
+    const auto num_rows = static_cast<size_t>(attention_item_rows(group, bf16)), dim = static_cast<size_t>(head_dim);
     const size_t v_dim = (dim + 15) / 16 * 16;
-    return num_rows * (sizeof(AttentionRow) + 2 * (v_dim + 2) * sizeof(float)) +
-           static_cast<size_t>(kKvTile) * (2 * dim + v_dim) * sizeof(float);
+    const size_t tile_floats = static_cast<size_t>(kKvTile) * (bf16 ? dim : 2 * dim + v_dim);
+    return num_rows * (sizeof(AttentionRow) + 2 * (v_dim + 2) * sizeof(float)) + tile_floats * sizeof(float);
 }
 
 void run_attention_item(const AttentionContext& context, int item, const AttentionScratch& scratch) {

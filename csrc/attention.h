@@ -21,6 +21,7 @@ struct AttentionPart {
 
 struct AttentionPlan {
     int group;                         // query heads per KV head
+    bool bf16;                         // products in bfloat16 (ops/attention_bf16.h), of a bfloat16 cache
     std::vector<AttentionItem> items;  // dearest first, so that the last to finish is a small one
     // Few one-query items, fewer than keep the threads busy: their tiles run apart and are then merged in order. The
     // arithmetic is the same, so this may depend on the number of threads.
@@ -28,20 +29,20 @@ struct AttentionPlan {
     std::vector<int> first_partial;  // [items + 1]
 };
 
-AttentionPlan plan_attention(const Step& step, int group, int num_kv_heads, int threads);
+AttentionPlan plan_attention(const Step& step, int group, int num_kv_heads, int threads, bool bf16);
 
 // (query, head) rows that one item holds at most.
-int attention_item_rows(int group);
+int attention_item_rows(int group, bool bf16);
 
 // Per thread: results of an item's rows, [rows][v_dim + 2] (acc, max, sum), and room to gather K.
 struct AttentionScratch {
-    AttentionScratch(uint8_t* memory, int group, int head_dim);
-    static size_t bytes(int group, int head_dim);
+    AttentionScratch(uint8_t* memory, int group, int head_dim, bool bf16);
+    static size_t bytes(int group, int head_dim, bool bf16);
 
     AttentionRow* rows;       // the rows that see the tile at hand
     float *running, *latest;  // over the tiles so far; of the tile at hand
     uint8_t* gathered;        // K through small blocks: [256 / 16][head_dim][16] elements of at most 4 bytes
-    float *wide_k, *wide_v;   // the same and V, [256][v_dim], as float32
+    float *wide_k, *wide_v;   // the same and V, [256][v_dim], as float32; null with bf16, which widens nothing
 };
 
 struct AttentionCall {

@@ -133,7 +133,10 @@ void Program::finish(int hidden, int rows, int logits, int max_tokens, int max_s
         }
     }
     const size_t linear_bytes = 2 * sizeof(float) * kMaxLinearRows * kGatedPanels * kPanel;
-    const size_t attention_bytes = AttentionScratch::bytes(shape_.num_heads / shape_.num_kv_heads, shape_.head_dim);
+    const int group = shape_.num_heads / shape_.num_kv_heads;
+    size_t attention_bytes = AttentionScratch::bytes(group, shape_.head_dim, false);  // for a float32 cache
+    if (activations_ != Activations::kInt8)
+        attention_bytes = std::max(attention_bytes, AttentionScratch::bytes(group, shape_.head_dim, true));
     for (int t = 0; t < pool_.size(); ++t) scratch_.emplace_back(std::max(linear_bytes, attention_bytes));
     const size_t half = static_cast<size_t>(round_up(std::max(shape_.rope_dim / 2, 1), kPanel));
     rotations_ = PageBuffer(static_cast<size_t>(max_tokens) * 2 * half * sizeof(float));

@@ -92,9 +92,11 @@ std::pair<double, double> Program::run(const Step& step, const KvCache& kv, Logi
         throw std::invalid_argument("the KV cache has other layers, heads or head_dim than the model");
     check_step(step, {max_tokens_, max_seqs_, shape_.vocab_size}, s);
     const int group = shape_.num_heads / shape_.num_kv_heads;
+    const bool bf16 = activations_ != Activations::kInt8 && s.bf16;
     const auto slices = static_cast<size_t>(blocks(step.num_rows(), kSliceRows));
     WorkCounter* counters = pool_.counters(2 + 2 * sections_[0].size() + slices * (2 * sections_[1].size() + 1));
-    Run run{*this, step, kv, consumer, plan_attention(step, group, shape_.num_kv_heads, pool_.size()), {}, counters};
+    AttentionPlan plan = plan_attention(step, group, shape_.num_kv_heads, pool_.size(), bf16);
+    Run run{*this, step, kv, consumer, std::move(plan), {}, counters};
     run.partials.resize(run.attention.parts.size() * static_cast<size_t>(group) * static_cast<size_t>(s.v_dim() + 2));
     pool_.run_shared([](void* context, int thread) { return static_cast<Run*>(context)->work(thread); }, &run);
     return {run.forward_s, run.sample_s};
@@ -312,7 +314,8 @@ bool Program::Run::run_attention(const AttentionSpec& spec, int thread, WorkCoun
         spec.layer, spec.scale, spec.soft_cap, spec.window, buffer(spec.q).floats, buffer(spec.out).floats, rounded};
     const size_t partial_floats = static_cast<size_t>(attention.group) * static_cast<size_t>(kv.shape().v_dim() + 2);
     const AttentionContext context{p.kernels_, step, kv, attention, call, partials.data(), partial_floats};
-    const AttentionScratch scratch(p.scratch_[static_cast<size_t>(thread)].data(), attention.group, p.shape_.head_dim);
+    const AttentionScratch scratch(p.scratch_[static_cast<size_t>(thread)].data(), attention.group, p.shape_.head_dim,
+                                   attention.bf16);
     const bool split = !attention.parts.empty();
     const auto run_part = [&](int i) { run_attention_part(context, attention.parts[static_cast<size_t>(i)], scratch); };
     if (!p.pool_.stage(*next++, static_cast<uint32_t>(attention.parts.size()), thread, run_part)) return false;

@@ -12,6 +12,10 @@ namespace {
 constexpr int kRows = 35, kCols = 64, kGroups = kCols / kGroup;  // rows: tiles of 16 and what is left of them
 constexpr int kPaddedRows = (kRows + kTileRows - 1) / kTileRows * kTileRows;
 
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
 // A product with pseudo-random operands of moderate size; the same ones every time.
 struct Sample {
     explicit Sample(WeightKind kind)
@@ -55,8 +59,8 @@ struct Sample {
     bool agree(const LinearByKind& one, const LinearByKind& other) {
         const auto kind = static_cast<size_t>(matrix.kind);
         if (!one[kind] || !other[kind]) return one[kind] == other[kind];
-        const std::vector<float> wanted = run(one[kind]), got = run(other[kind]);
-        return std::memcmp(wanted.data(), got.data(), wanted.size() * sizeof(float)) == 0;
+        const std::vector<float> wanted = run(one[kind]);
+        return same_bits(wanted, run(other[kind]));
     }
     std::vector<float> run(Linear multiply) {
         multiply({&matrix, {floats.data(), kCols}, rounded, 0, kRows, 0, 1, out.data(), kPanel});
@@ -74,6 +78,41 @@ struct Sample {
     std::vector<float> out;
 };
 
+// Attention in bfloat16 over positions that not all rows see: two tiles of rows, two and one of dimensions.
+class AttentionSample {
+  public:
+    AttentionSample() : q_(kQueries * kDim), k_(kPositions * kDim), v_(kPositions * kVDim) {
+        uint32_t state = 12345;
+        const auto next = [&state] { return state = state * 1664525u + 1013904223u, state >> 16; };
+        const auto word = [&] { return static_cast<uint16_t>(0x3F00u | (next() & 0x807Fu)); };  // 0.5 to 1, any sign
+        for (float& x : q_) x = static_cast<float>(static_cast<int>(next() % 255) - 127) / 64.0f;
+        for (uint16_t& x : k_) x = word();
+        for (size_t i = 0; i < v_.size(); ++i) v_[i] = i % kVDim < kDim ? word() : 0;
+        for (int i = 0; i < kPositions; ++i) tile_.v[i] = &v_[static_cast<size_t>(i) * kVDim];
+        for (int s = 0; s < kPositions / kKvLanes; ++s) tile_.k[s] = &k_[static_cast<size_t>(s) * kDim * kKvLanes];
+    }
+
+    // [rows][v_dim + 2]: acc, max, sum
+    std::vector<float> run(const Kernels& kernels) const {
+        std::vector<float> out(kQueries * (kVDim + 2));
+        std::vector<AttentionRow> rows;
+        for (int r = 0; r < kQueries; ++r) {
+            float* acc = &out[static_cast<size_t>(r) * (kVDim + 2)];
+            const float* q = &q_[static_cast<size_t>(r) * kDim];
+            rows.push_back({q, r % 5, kPositions - kQueries + 1 + r, acc + kVDim, acc + kVDim + 1, acc});
+        }
+        kernels.attend_bf16(tile_, rows.data(), kQueries);
+        return out;
+    }
+
+  private:
+    static constexpr int kQueries = 19, kDim = 34, kVDim = 48, kPositions = 48;
+
+    std::vector<float> q_;
+    std::vector<uint16_t> k_, v_;
+    AttentionTile tile_{{}, kKvLanes, {}, kDim, kVDim, true, 0.2f, 0.0f};
+};
+
 }  // namespace
 
 bool agrees_with_generic(const Kernels& kernels) {
@@ -86,7 +125,8 @@ bool agrees_with_generic(const Kernels& kernels) {
             !sample.agree(truth.linear_bf16, kernels.linear_bf16))
             return false;
     }
-    return true;
+    const AttentionSample attention;
+    return same_bits(attention.run(truth), attention.run(kernels));
 }
 
 }  // namespace octavo

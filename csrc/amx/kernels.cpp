@@ -7,6 +7,9 @@
 #include "tiles.h"
 #endif
 
+#define OCTAVO_ATTENTION_ROWS 12  // for heads that are too large for tiles
+
+#include "attention_bf16.h"
 #include "linear_bf16.h"
 
 namespace octavo {
@@ -26,6 +29,7 @@ const Kernels& amx_kernels() {
     table.linear_bf16[static_cast<int>(WeightKind::kInt8)] = linear_bf16_tiles<WeightKind::kInt8>;
     table.linear_bf16[static_cast<int>(WeightKind::kInt4)] = linear_bf16_tiles<WeightKind::kInt4>;
     table.linear_bf16[static_cast<int>(WeightKind::kInt4Z)] = linear_bf16_tiles<WeightKind::kInt4Z>;
+    table.attend_bf16 = attend_bf16_tiles;
     return table;
 }
 

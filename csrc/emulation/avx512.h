@@ -33,6 +33,7 @@ OCTAVO_BINARY(max_ps, M512, _mm256_max_ps)
 OCTAVO_BINARY(min_ps, M512, _mm256_min_ps)
 OCTAVO_BINARY(add_epi32, M512i, _mm256_add_epi32)
 OCTAVO_BINARY(max_epi32, M512i, _mm256_max_epi32)
+OCTAVO_BINARY(max_epu16, M512i, _mm256_max_epu16)
 OCTAVO_BINARY(and_si512, M512i, _mm256_and_si256)
 OCTAVO_BINARY(or_si512, M512i, _mm256_or_si256)
 OCTAVO_BINARY(xor_si512, M512i, _mm256_xor_si256)
@@ -174,6 +175,22 @@ inline M512i cvtne2ps_pbh(M512 a, M512 b) {
     }
     return loadu_si512(out);
 }
+// VREDUCEPS with an immediate of 0: x minus the nearest integer, ties to even.
+template <int Control>
+inline M512 reduce_ps(M512 x) {
+    static_assert(Control == _MM_FROUND_TO_NEAREST_INT);
+    return make(_mm256_sub_ps(x.lo, _mm256_round_ps(x.lo, Control)),
+                _mm256_sub_ps(x.hi, _mm256_round_ps(x.hi, Control)));
+}
+// VSCALEFPS: a * 2^floor(b), for |b| < 252.
+inline __m256 scalef_half(__m256 a, __m256 b) {
+    const __m256i n = _mm256_cvtps_epi32(_mm256_floor_ps(b)), half = _mm256_srai_epi32(n, 1);
+    const auto power = [](__m256i e) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
+    };
+    return _mm256_mul_ps(_mm256_mul_ps(a, power(half)), power(_mm256_sub_epi32(n, half)));
+}
+inline M512 scalef_ps(M512 a, M512 b) { return make(scalef_half(a.lo, b.lo), scalef_half(a.hi, b.hi)); }
 inline M512i setr_epi32(const int (&lanes)[16]) { return loadu_si512(lanes); }
 inline M512 setr_ps(const float (&lanes)[16]) { return loadu_ps(lanes); }
 
@@ -219,10 +236,13 @@ inline M512 setr_ps(const float (&lanes)[16]) { return loadu_ps(lanes); }
 #define _mm512_mask_blend_epi32 emulated::mask_blend_epi32
 #define _mm512_mask_blend_ps emulated::mask_blend_ps
 #define _mm512_max_epi32 emulated::max_epi32
+#define _mm512_max_epu16 emulated::max_epu16
 #define _mm512_max_ps emulated::max_ps
 #define _mm512_min_ps emulated::min_ps
 #define _mm512_mul_ps emulated::mul_ps
 #define _mm512_or_si512 emulated::or_si512
+#define _mm512_reduce_ps(x, control) emulated::reduce_ps<control>(x)
+#define _mm512_scalef_ps emulated::scalef_ps
 #define _mm512_set1_epi32 emulated::set1_epi32
 #define _mm512_set1_epi8 emulated::set1_epi8
 #define _mm512_set1_ps emulated::set1_ps

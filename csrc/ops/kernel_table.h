@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "attention_bf16.h"
 #include "dequantise.h"
 #include "elementwise.h"
 #include "linear_bf16.h"
@@ -29,6 +30,7 @@ constexpr octavo::Kernels kernel_table(const char* name) {
         .rope = rope,
         .write_kv = write_kv,
         .attend = attend,
+        .attend_bf16 = attend_bf16,
         .widen = widen,
         .attention_merge = attention_merge,
         .attention_finish = attention_finish,

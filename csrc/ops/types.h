@@ -134,6 +134,7 @@ struct Kernels {
     void (*rope)(const RopeTask&);
     void (*write_kv)(const KvWriteTask&);
     void (*attend)(const AttentionTile&, const AttentionRow* rows, int num_rows);
+    void (*attend_bf16)(const AttentionTile&, const AttentionRow* rows, int num_rows);  // bfloat16 K, V and products
     void (*widen)(AttentionTile&, int begin, int end, float* k, float* v);
     void (*attention_merge)(const AttentionRow& from, const AttentionRow& into, int v_dim);
     void (*attention_finish)(const AttentionRow& row, int head_dim, float* out);

@@ -75,6 +75,8 @@ inline __m256 pow2_half(__m256i n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
 inline Vec pow2(IVec n) { return {pow2_half(n.lo), pow2_half(n.hi)}; }
+inline Vec from_nearest(Vec x) { return sub(x, to_float(round_to_int(x))); }
+inline Vec mul_pow2(Vec p, Vec n) { return mul(p, pow2(round_to_int(n))); }
 inline IVec iadd(IVec a, IVec b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 inline int32_t reduce_iadd(IVec x) {
     const __m256i eight = _mm256_add_epi32(x.lo, x.hi);

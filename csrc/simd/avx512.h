@@ -48,6 +48,8 @@ inline Vec to_float(IVec x) { return _mm512_cvtepi32_ps(x); }
 inline Vec pow2(IVec n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
+inline Vec from_nearest(Vec x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT); }
+inline Vec mul_pow2(Vec p, Vec n) { return _mm512_scalef_ps(p, n); }  // at -127 a denormal, which the CPU flushes
 inline IVec iadd(IVec a, IVec b) { return _mm512_add_epi32(a, b); }
 inline int32_t reduce_iadd(IVec x) {
     const __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));

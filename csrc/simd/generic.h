@@ -139,6 +139,10 @@ inline Vec pow2(IVec n) {
     OCTAVO_EACH_LANE r.lane[i] = bits_to_float(static_cast<uint32_t>(n.lane[i] + 127) << 23);
     return r;
 }
+// x minus the nearest integer, ties to even; exact. |x| < 2^22.
+inline Vec from_nearest(Vec x) { return sub(x, to_float(round_to_int(x))); }
+// p * 2^n for integers n from -126 to 127, and 0 for n = -127.
+inline Vec mul_pow2(Vec p, Vec n) { return mul(p, pow2(round_to_int(n))); }
 inline IVec iadd(IVec a, IVec b) {
     OCTAVO_EACH_LANE a.lane[i] += b.lane[i];
     return a;

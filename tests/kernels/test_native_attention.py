@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from native_models import ISAS, allocate, backend, config
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, Ops
-from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.native.backend import Activations, NativeBackend
 from octavo.kernels.weight_tensor import WeightTensor
 
 Floats = NDArray[np.float32]
@@ -65,10 +67,11 @@ def run_chunks(
     block_size: int,
     kv_dtype: str,
     threads: int = 1,
+    activations: Activations = "int8",
     **options: object,
 ) -> Floats:
     """One sequence of len(tables[0]) tokens, run in the given chunks, in the given blocks, which start out as NaN."""
-    made = backend(c, isa, threads=threads, kv_dtype=kv_dtype)
+    made = backend(c, isa, threads=threads, kv_dtype=kv_dtype, activations=activations)
     allocate(made, c, num_blocks=max(blocks) + 2, block_size=block_size)
     assert made._kv is not None
     for block in range(max(blocks) + 2):
@@ -133,3 +136,112 @@ def test_attention_does_not_depend_on_chunks_blocks_or_threads_to_the_last_bit(w
         blocks = rng.permutation(-(-n // block_size)).tolist()
         other = run_chunks("", c, tables, [33, n - 33], blocks, block_size, "bfloat16", **options)
         np.testing.assert_array_equal(other, whole)
+
+
+def to_bf16(x: Floats) -> Floats:
+    """Rounded to bfloat16, to nearest even, as float32."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def assert_same_bits(result: Floats, wanted: Floats, note: str = "") -> None:
+    """Zeros of either sign differ; NaN equals NaN."""
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(wanted), note)
+    finite = ~np.isnan(wanted)
+    np.testing.assert_array_equal(result[finite].view(np.uint32), wanted[finite].view(np.uint32), note)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "window", "soft_cap"), CASES)
+def test_attention_in_bfloat16_equals_dense_attention_of_rounded_operands(
+    heads: int, kv_heads: int, head_dim: int, block_size: int, window: int | None, soft_cap: float | None
+) -> None:
+    n = 300
+    c = config(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, rope_dim=head_dim, vocab_size=n)
+    tables = tables_for(c, n)
+    blocks = list(np.random.default_rng(1).permutation(-(-n // block_size)).tolist())
+    scale = head_dim**-0.5
+    q, k, v = tables
+    wanted = dense(to_bf16(q * np.float32(scale)), to_bf16(k), to_bf16(v), c, 1.0, window, soft_cap)
+    options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap}
+    results = [
+        run_chunks(isa, c, tables, [n], blocks, block_size, "bfloat16", activations="bf16", **options) for isa in ISAS
+    ]
+    assert np.abs(results[0] - wanted).max() < 0.006  # the weights are rounded too: 2^-9 of values up to 4
+    for result, isa in zip(results[1:], ISAS[1:], strict=True):
+        assert_same_bits(result, results[0], isa)
+    in_float = run_chunks("", c, tables, [n], blocks, block_size, "bfloat16", **options)
+    assert not np.array_equal(results[0], in_float)
+
+
+def test_attention_in_bfloat16_needs_a_bfloat16_cache() -> None:
+    """With a float32 cache, the arithmetic of the linear layers changes nothing."""
+    n = 70
+    c = config(num_heads=6, num_kv_heads=2, head_dim=24, rope_dim=24, vocab_size=n)
+    tables = tables_for(c, n)
+    run = [
+        run_chunks("", c, tables, [n], list(range(5)), 16, "float32", activations=activations, scale=0.2)
+        for activations in ("int8", "bf16")
+    ]
+    assert_same_bits(run[1], run[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("window", "size"), [(None, 1.0), (40, 1.0), (200, 4e-38)])
+def test_attention_in_bfloat16_does_not_depend_on_chunks_blocks_or_threads_to_the_last_bit(
+    window: int | None, size: float, isa: str
+) -> None:
+    """Values of 4e-38: sums underflow, where an unseen position could change the sign of a zero."""
+    n = 300
+    c = config(num_heads=3, num_kv_heads=1, head_dim=40, rope_dim=40, vocab_size=n)
+    tables, rng = tables_for(c, n), np.random.default_rng(2)
+    tables[2] = (tables[2].astype(np.float64) * size).astype(np.float32)
+    options: dict[str, Any] = {"scale": 0.2, "window": window, "activations": "bf16"}
+    whole = run_chunks(isa, c, tables, [n], list(range(19)), 16, "bfloat16", **options)
+    for chunks, block_size in (([1] * 40 + [n - 40], 16), ([255, 1, 1, 43], 32), ([33, 260, 7], 5)):
+        blocks = rng.permutation(-(-n // block_size)).tolist()
+        parts = run_chunks(isa, c, tables, chunks, blocks, block_size, "bfloat16", threads=2, **options)
+        assert_same_bits(parts, whole, f"{chunks}, blocks of {block_size}")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("isa", ISAS)
+def test_in_bfloat16_a_token_that_is_not_finite_reaches_only_rows_that_see_it(isa: str, bad: float) -> None:
+    n, at, window = 90, 41, 20
+    c = config(num_heads=6, num_kv_heads=2, head_dim=32, rope_dim=32, vocab_size=n)
+    good = tables_for(c, n)
+    broken = [t.copy() for t in good]
+    for table in broken:
+        table[at] = bad
+    options: dict[str, Any] = {"scale": 0.2, "window": window, "activations": "bf16"}
+    clean, result = (
+        run_chunks(isa, c, tables, [n], list(range(6)), 16, "bfloat16", **options) for tables in (good, broken)
+    )
+    assert_same_bits(result[:at], clean[:at])
+    assert np.isnan(result[at : at + window]).all()
+    assert_same_bits(result[at + window :], clean[at + window :])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_bfloat16_all_instruction_sets_agree_bit_for_bit_on_random_shapes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kv_heads, group = int(rng.integers(1, 3)), int(rng.integers(1, 5))
+    head_dim = int(rng.choice([2, 16, 18, 32, 34, 48, 64, 96, 112, 128, 192, 256, 288]))
+    block_size, n = int(rng.choice([1, 3, 16, 24, 32, 64])), int(rng.integers(1, 300))
+    heads = kv_heads * group
+    c = config(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, rope_dim=head_dim, vocab_size=n)
+    tables = tables_for(c, n, seed)
+    if seed % 3 == 0:  # some values that must not spread
+        spoiled = rng.integers(0, n, 2), rng.integers(0, kv_heads * head_dim, 2)
+        tables[int(rng.integers(0, 3))][spoiled] = rng.choice([np.nan, np.inf, -np.inf], 2)
+    cut = int(rng.integers(0, n))
+    chunks = [m for m in (cut, n - cut) if m]
+    blocks = rng.permutation(-(-n // block_size)).tolist()
+    options: dict[str, Any] = {
+        "scale": float(rng.choice([head_dim**-0.5, 1.0])),
+        "window": None if rng.random() < 0.5 else int(rng.integers(1, 300)),
+        "soft_cap": None if rng.random() < 0.7 else float(rng.choice([5.0, 50.0])),
+        "activations": "bf16",
+    }
+    results = [run_chunks(isa, c, tables, chunks, blocks, block_size, "bfloat16", **options) for isa in ISAS]
+    for result, isa in zip(results[1:], ISAS[1:], strict=True):
+        assert_same_bits(result, results[0], f"{isa}: {chunks} of {options}")

@@ -91,18 +91,20 @@ def test_fusing_ops_changes_no_bit(encoding: Encoding, activations: Activations,
     assert generate_together(fused, sequences(5), 4, 9) == generate_together(apart, sequences(5), 4, 9)
 
 
-def test_poisoned_blocks_and_unwritten_slots_never_reach_a_result() -> None:
-    clean = generate_alone(random_llama(C, "Q4_1", num_blocks=512), sequences(4), 5)
-    made = random_llama(C, "Q4_1", num_blocks=512)
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
+def test_poisoned_blocks_and_unwritten_slots_never_reach_a_result(activations: Activations) -> None:
+    clean = generate_alone(random_llama(C, "Q4_1", num_blocks=512, activations=activations), sequences(4), 5)
+    made = random_llama(C, "Q4_1", num_blocks=512, activations=activations)
     assert made._kv is not None
     for block in range(512):
         made._kv.poison(block)
     assert generate_together(made, sequences(4), 5, 3) == clean
 
 
-def test_a_forked_block_continues_like_its_source() -> None:
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
+def test_a_forked_block_continues_like_its_source(activations: Activations) -> None:
     """A copy of a partly filled block, then one row alone in its own block: what prefix hits and forks do."""
-    made = random_llama(C, "Q4_1", num_blocks=512)
+    made = random_llama(C, "Q4_1", num_blocks=512, activations=activations)
     tokens = np.random.default_rng(4).integers(0, 117, 29).tolist()
     first = Seq(list(tokens), [3, 7, 9], PARAMS)
     advance(made, [(first, 28)], BLOCK)
@@ -113,10 +115,11 @@ def test_a_forked_block_continues_like_its_source() -> None:
     assert forked.tokens == straight.tokens
 
 
-def test_prompt_logprobs_are_those_of_draws_whatever_the_slice() -> None:
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
+def test_prompt_logprobs_are_those_of_draws_whatever_the_slice(activations: Activations) -> None:
     """150 rows run through the head in slices of 64; each must equal the row alone."""
     c = config(vocab_size=200)
-    made = random_llama(c, "Q4_1")
+    made = random_llama(c, "Q4_1", activations=activations)
     tokens = np.random.default_rng(6).integers(0, 200, 151).tolist()
     targets = [(t, 4) for t in tokens[1:]]
     whole = Seq(tokens, list(range(10)))
