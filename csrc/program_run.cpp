@@ -167,15 +167,21 @@ bool Program::Run::run_rows(const Phase& phase, Slice slice, int thread, WorkCou
 bool Program::Run::run_linear(const Phase& phase, Slice slice, int thread, WorkCounter*& next) {
     const int rows = rows_of(phase.domain, slice), row_block = p.kernels_.linear_rows;
     const int row_blocks = blocks(rows, row_block);
+    const int threads = p.pool_.size();
     const bool pairs = p.activations_ != Activations::kInt8;
     int items = 0;  // of one block of rows: the panels of all parts
     for (const LinearPart& part : phase.parts)
-        items += blocks(part.w->panels, panels_per_item(part, row_blocks, p.pool_.size(), pairs));
+        items += blocks(part.w->panels, panels_per_item(part, row_blocks, threads, pairs));
     return p.pool_.stage(*next++, static_cast<uint32_t>(items * row_blocks), thread, [&](int i) {
-        const int row_begin = i / items * row_block, row_end = std::min(rows, row_begin + row_block);
-        int rest = i % items;
+        // As many blocks of rows at a time as there are threads, in turns: at an even pace a thread stays with its
+        // rows, whose activations then lie in its own cache.
+        const int first = i / (items * threads) * threads, side_by_side = std::min(threads, row_blocks - first);
+        const int within = i - first * items;
+        const int row_begin = (first + within % side_by_side) * row_block;
+        const int row_end = std::min(rows, row_begin + row_block);
+        int rest = within / side_by_side;
         for (const LinearPart& part : phase.parts) {
-            const int panels = panels_per_item(part, row_blocks, p.pool_.size(), pairs);
+            const int panels = panels_per_item(part, row_blocks, threads, pairs);
             const int count = blocks(part.w->panels, panels);
             if (rest < count) {
                 const int panel_end = std::min(part.w->panels, (rest + 1) * panels);
