@@ -80,7 +80,8 @@ struct GroupSums<false, R, H> {
     }
 };
 
-template <WeightKind Kind, int R, int H>
+// Fetch: nobody has read the panel yet, and the hardware's prefetcher stops at every page.
+template <WeightKind Kind, int R, int H, bool Fetch>
 void int_tile(const LinearTask& t, int row, int panel, int half) {
     using Format = IntFormat<Kind>;
     const int groups = t.w->cols / kGroup;
@@ -96,7 +97,7 @@ void int_tile(const LinearTask& t, int row, int panel, int half) {
     for (int r = 0; r < R; ++r)
         for (int h = 0; h < H; ++h) acc[r][h] = _mm256_setzero_ps();
     for (int g = 0; g < groups; ++g, w += Format::kGroupBytes) {
-        if (H == 2)  // few rows: bound by memory, and the hardware prefetcher stops at every page
+        if (Fetch)
             for (int line = 0; line < Format::kGroupBytes; line += 64)
                 _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetchBytes + line), _MM_HINT_T0);
         __m256i products[R][H];
@@ -125,11 +126,12 @@ void linear_int(const LinearTask& t) {
     for (int panel = t.panel_begin; panel < t.panel_end; ++panel) {
         int row = t.row_begin;
         for (; row + 4 <= t.row_end; row += 4) {
-            int_tile<Kind, 4, 1>(t, row, panel, 0);
-            int_tile<Kind, 4, 1>(t, row, panel, 1);
+            row == t.row_begin ? int_tile<Kind, 4, 1, true>(t, row, panel, 0)
+                               : int_tile<Kind, 4, 1, false>(t, row, panel, 0);
+            int_tile<Kind, 4, 1, false>(t, row, panel, 1);
         }
-        for (; row + 2 <= t.row_end; row += 2) int_tile<Kind, 2, 2>(t, row, panel, 0);
-        if (row < t.row_end) int_tile<Kind, 1, 2>(t, row, panel, 0);
+        for (; row + 2 <= t.row_end; row += 2) int_tile<Kind, 2, 2, true>(t, row, panel, 0);
+        if (row < t.row_end) int_tile<Kind, 1, 2, true>(t, row, panel, 0);
     }
 }
 

@@ -50,7 +50,8 @@ inline void group_sums(const uint8_t* w, const int8_t* const* x, int k, const in
     for (int r = 0; r < R; ++r) out[r] = _mm512_add_epi32(out[r], second[r]);
 }
 
-template <WeightKind Kind, int R>
+// Fetch: nobody has read the panel yet.
+template <WeightKind Kind, int R, bool Fetch>
 void int_tile(const LinearTask& t, int row, int panel) {
     using Format = IntFormat<Kind>;
     const int groups = t.w->cols / kGroup;
@@ -67,7 +68,7 @@ void int_tile(const LinearTask& t, int row, int panel) {
         acc[r] = zero();
     }
     for (int g = 0; g < groups; ++g, w += Format::kGroupBytes) {
-        if (R <= 2)
+        if (Fetch)
             for (int line = 0; line < Format::kGroupBytes; line += 64)
                 _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetchBytes + line), _MM_HINT_T0);
         __m512i products[R];
@@ -88,9 +89,10 @@ template <WeightKind Kind>
 void linear_int(const LinearTask& t) {
     for (int panel = t.panel_begin; panel < t.panel_end; ++panel) {
         int row = t.row_begin;
-        for (; row + 6 <= t.row_end; row += 6) int_tile<Kind, 6>(t, row, panel);  // 24 of 32 registers
-        for (; row + 2 <= t.row_end; row += 2) int_tile<Kind, 2>(t, row, panel);
-        if (row < t.row_end) int_tile<Kind, 1>(t, row, panel);
+        for (; row + 6 <= t.row_end; row += 6)  // 24 of 32 registers
+            row == t.row_begin ? int_tile<Kind, 6, true>(t, row, panel) : int_tile<Kind, 6, false>(t, row, panel);
+        for (; row + 2 <= t.row_end; row += 2) int_tile<Kind, 2, true>(t, row, panel);
+        if (row < t.row_end) int_tile<Kind, 1, true>(t, row, panel);
     }
 }
 
