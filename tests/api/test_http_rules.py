@@ -40,6 +40,19 @@ def raw_exchange(server: LiveServer, request: bytes) -> bytes:
     return answer
 
 
+# headers
+
+
+def test_headers_without_end_are_refused_before_they_fill_memory(server: LiveServer) -> None:
+    """16 MB of them: a few fit into socket buffers."""
+    padding = b"x-padding: " + 16_000_000 * b"a"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+        sock.sendall(f"GET /health HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\n".encode())
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            sock.sendall(padding)
+    assert server.http.get("/health").status_code == 200
+
+
 # bodies
 
 

@@ -89,6 +89,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http="h11",  # also if httptools is there: that one reads headers of any length into memory
                 log_config=None,  # the program's logging, not uvicorn's
                 log_level=config.log_level,
                 access_log=config.log_level == "debug",
