@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 #include "cpu_features.h"
 #include "kv_cache.h"
@@ -28,8 +29,6 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Reals = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -38,6 +37,43 @@ template <class Array>
 auto view(const Array& array) {
     return std::span(array.data(), array.size());
 }
+
+// What run() reads of a Python array while it lives: C-contiguous, of one type. A third of the cost of an nb::ndarray,
+// and a step of a small model takes over a dozen.
+template <class T>
+class Buffer {
+  public:
+    // formats: what the struct module calls T
+    Buffer(nb::handle object, const char* formats) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) nb::raise_python_error();
+        if (view_.itemsize == sizeof(T) && std::strlen(view_.format) == 1 && std::strchr(formats, *view_.format))
+            return;
+        const std::string found = view_.format;
+        PyBuffer_Release(&view_);
+        throw std::invalid_argument("an array of run() has items of type '" + found + "' but must have '" + formats +
+                                    "'");
+    }
+    ~Buffer() { PyBuffer_Release(&view_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    std::span<const T> span() const {
+        return {static_cast<const T*>(view_.buf), static_cast<size_t>(view_.len) / sizeof(T)};
+    }
+    // Columns of a matrix.
+    int cols() const {
+        if (view_.ndim != 2) throw std::invalid_argument("block_tables must have two dimensions");
+        return static_cast<int>(view_.shape[1]);
+    }
+    size_t rows() const { return static_cast<size_t>(view_.shape[0]); }
+
+  private:
+    Py_buffer view_;
+};
+
+struct Ints32 : Buffer<int32_t> {
+    explicit Ints32(nb::handle object) : Buffer(object, "il") {}
+};
 
 // A new numpy array [rows, cols] that owns its floats.
 nb::ndarray<nb::numpy, float, nb::ndim<2>> new_array(size_t rows, size_t cols, float** data) {
@@ -106,8 +142,6 @@ class BoundProgram {
     BoundProgram& operator=(const BoundProgram&) = delete;
 
     Program& program() { return program_; }
-    double gil_wait_s() const { return gil_wait_s_; }
-    int notify_fd = -1;  // run() writes a byte to it once it has released the GIL; -1: to none
     const float* vector(const std::shared_ptr<Vector>& v, int width) {
         if (v->size != static_cast<size_t>(width))
             throw std::invalid_argument("a vector has " + std::to_string(v->size) + " values but must have " +
@@ -119,23 +153,29 @@ class BoundProgram {
         program_.keep(m);
         return &m->view;
     }
-    nb::tuple run(const KvCache& kv, const std::vector<Ints>& arrays, Table block_tables, Bytes draws,
-                  const std::vector<Ints>& lists, Reals bias_values, Ints targets);
+    // arrays: those of a Step, in its order. lists: bias ids, allowed, forbidden, history, breakers (int32) and bias
+    // values (float32), or nothing at all. targets: None for none. notify_fd gets a byte once the GIL is released.
+    // Returns (results, seconds of the forward pass, of the draws, of waiting for the GIL afterwards).
+    nb::tuple run(const KvCache& kv, nb::list arrays, nb::handle draws, nb::list lists, nb::handle targets,
+                  int notify_fd);
 
   private:
-    void notify() const {
-#if !defined(_WIN32)
-        const char byte = 0;
-        if (notify_fd >= 0 && write(notify_fd, &byte, 1) < 0) return;  // full: whoever reads has been told already
-#endif
-    }
-
     std::shared_ptr<Context> context_;
     Program program_;
     Sampler sampler_;
     std::vector<std::shared_ptr<Vector>> vectors_;
-    double gil_wait_s_ = 0.0;
 };
+
+void notify(int fd) {
+#if !defined(_WIN32)
+    const char byte = 0;
+    if (fd >= 0 && write(fd, &byte, 1) < 0) return;  // full: whoever reads has been told already
+#endif
+}
+
+double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+}
 
 nb::list results_to_python(const std::vector<RowResult>& results) {
     nb::list rows;
@@ -151,43 +191,53 @@ nb::list results_to_python(const std::vector<RowResult>& results) {
     return rows;
 }
 
-nb::tuple BoundProgram::run(const KvCache& kv, const std::vector<Ints>& arrays, Table block_tables, Bytes draws,
-                            const std::vector<Ints>& lists, Reals bias_values, Ints targets) {
-    if (arrays.size() != 7 || lists.size() != 5) throw std::invalid_argument("run takes 7 step arrays and 5 lists");
-    if (draws.size() % sizeof(DrawParams) || targets.size() % 2 ||
-        reinterpret_cast<uintptr_t>(draws.data()) % alignof(DrawParams))
-        throw std::invalid_argument("draws or targets are not whole, aligned records");
-    Step step;
-    step.token_ids = view(arrays[0]);
-    step.positions = view(arrays[1]);
-    step.logit_rows = view(arrays[2]);
-    step.slot_mapping = view(arrays[3]);
-    step.query_starts = view(arrays[4]);
-    step.context_lens = view(arrays[5]);
-    step.copies = view(arrays[6]);
-    step.block_tables = view(block_tables);
-    step.table_width = static_cast<int>(block_tables.shape(1));
-    if (block_tables.shape(0) != step.context_lens.size())
+nb::tuple BoundProgram::run(const KvCache& kv, nb::list arrays, nb::handle draws, nb::list lists, nb::handle targets,
+                            int notify_fd) {
+    if (arrays.size() != 8 || (lists.size() != 0 && lists.size() != 6))
+        throw std::invalid_argument("run takes 8 step arrays, and 6 lists or none");
+    const Ints32 token_ids(arrays[0]), positions(arrays[1]), logit_rows(arrays[2]), slot_mapping(arrays[3]),
+        block_tables(arrays[4]), query_starts(arrays[5]), context_lens(arrays[6]), copies(arrays[7]);
+    Step step{token_ids.span(),    positions.span(),    logit_rows.span(),   slot_mapping.span(),
+              block_tables.span(), query_starts.span(), context_lens.span(), copies.span()};
+    step.table_width = block_tables.cols();
+    if (block_tables.rows() != step.context_lens.size())
         throw std::invalid_argument("block_tables must have one row per sequence");
-    const std::span params(reinterpret_cast<const DrawParams*>(draws.data()), draws.size() / sizeof(DrawParams));
-    const std::span wanted(reinterpret_cast<const Target*>(targets.data()), targets.size() / 2);
+    const Buffer<uint8_t> records(draws, "B");
+    std::optional<Ints32> ints[5], wanted_buffer;
+    std::optional<Buffer<float>> bias_values;
+    DrawLists draw_lists{};
+    if (lists.size() != 0) {
+        for (size_t i = 0; i < 5; ++i) ints[i].emplace(lists[i]);
+        bias_values.emplace(lists[5], "f");
+        draw_lists = {ints[0]->span(), bias_values->span(), ints[1]->span(),
+                      ints[2]->span(), ints[3]->span(),     ints[4]->span()};
+    }
+    if (!targets.is_none()) wanted_buffer.emplace(targets);
+    const std::span<const int32_t> pairs = wanted_buffer ? wanted_buffer->span() : std::span<const int32_t>();
+    if (records.span().size() % sizeof(DrawParams) || pairs.size() % 2 ||
+        reinterpret_cast<uintptr_t>(records.span().data()) % alignof(DrawParams))
+        throw std::invalid_argument("draws or targets are not whole, aligned records");
+    const std::span params(reinterpret_cast<const DrawParams*>(records.span().data()),
+                           records.span().size() / sizeof(DrawParams));
+    const std::span wanted(reinterpret_cast<const Target*>(pairs.data()), pairs.size() / 2);
     if (params.size() + wanted.size() != step.logit_rows.size())
         throw std::invalid_argument("there are " + std::to_string(step.logit_rows.size()) + " logit_rows but " +
                                     std::to_string(params.size()) + " draws and " + std::to_string(wanted.size()) +
                                     " targets");
     std::pair<double, double> seconds;
+    const auto began = std::chrono::steady_clock::now();
     std::chrono::steady_clock::time_point done;
     {
         nb::gil_scoped_release release;
-        notify();
-        sampler_.begin(
-            params, {view(lists[0]), view(bias_values), view(lists[1]), view(lists[2]), view(lists[3]), view(lists[4])},
-            wanted);
+        notify(notify_fd);
+        sampler_.begin(params, draw_lists, wanted);
         seconds = program_.run(step, kv, sampler_);
         done = std::chrono::steady_clock::now();
     }
-    gil_wait_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - done).count();
-    return nb::make_tuple(results_to_python(sampler_.results()), seconds.first, seconds.second);
+    const double gil_wait_s = seconds_between(done, std::chrono::steady_clock::now());
+    // All that is not Python's counts as the forward pass, so checking the step and waking the threads too.
+    const double forward_s = seconds_between(began, done) - seconds.second;
+    return nb::make_tuple(results_to_python(sampler_.results()), forward_s, seconds.second, gil_wait_s);
 }
 
 // The pool has one caller at a time: measure while no step runs.
@@ -348,10 +398,7 @@ void bind_program(nb::module_& m) {
                 return array;
             },
             "buffer"_a, "rows"_a, "The first rows of a float buffer, as the last step left them.")
-        .def_prop_ro("gil_wait_s", &P::gil_wait_s,
-                     "How long the last run waited for the GIL once its kernels were done.")
-        .def_rw("notify_fd", &P::notify_fd, "File descriptor that run() writes a byte to once it runs without the GIL.")
-        .def("run", &P::run, "kv"_a, "arrays"_a, "block_tables"_a, "draws"_a, "lists"_a, "bias_values"_a, "targets"_a);
+        .def("run", &P::run, "kv"_a, "arrays"_a, "draws"_a, "lists"_a, "targets"_a.none(), "notify_fd"_a);
     bind_row_ops(program);
     bind_phases(program);
 }

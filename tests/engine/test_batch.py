@@ -22,11 +22,17 @@ def test_every_position_gets_the_slot_that_its_block_table_names() -> None:
     for _ in range(200):
         block_size = rng.choice([1, 3, 16])
         chunks = []
-        for length in sorted(rng.choices([1, 1, 2, 5, 40], k=rng.randint(1, 6))):
+        most_draw = rng.choice([0.0, 0.5, 1.0])
+        for length in sorted(rng.choices([1, 1, 2, 5, 40] if rng.random() < 0.7 else [1], k=rng.randint(1, 6))):
             start = rng.randint(0, 50)
             blocks = rng.sample(range(1000), -(-(start + length) // block_size) + rng.randint(0, 2))
-            chunks.append(chunk(start, rng.choices(range(100), k=length), blocks))
-        step = build_batch(chunks, (), block_size).step
+            draw = SamplingParams() if rng.random() < most_draw else None
+            chunks.append(chunk(start, rng.choices(range(100), k=length), blocks, draw=draw))
+        batch = build_batch(chunks, (), block_size)
+        step = batch.step
+        assert batch.draw_chunks == [index for index, one in enumerate(chunks) if one.draw is not None]
+        assert step.logit_rows.tolist() == [step.query_starts[index + 1] - 1 for index in batch.draw_chunks]
+        assert [draw.position for draw in batch.draws] == [chunks[index].end for index in batch.draw_chunks]
         row = 0
         for index, one in enumerate(chunks):
             assert step.query_starts[index] == row
@@ -41,7 +47,8 @@ def test_every_position_gets_the_slot_that_its_block_table_names() -> None:
                 row += 1
         assert step.query_starts[-1] == row == len(step.token_ids)
         assert step.num_one_query_seqs == sum(len(one.token_ids) == 1 for one in chunks)
-        for name in ("token_ids", "positions", "slot_mapping", "block_tables", "query_starts", "context_lens"):
+        names = "token_ids", "positions", "logit_rows", "slot_mapping", "block_tables", "query_starts", "context_lens"
+        for name in names:
             value = getattr(step, name)
             assert value.dtype == np.int32
             assert value.flags.c_contiguous

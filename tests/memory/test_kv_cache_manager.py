@@ -186,12 +186,16 @@ def test_a_block_table_is_seen_through_views_that_do_not_move() -> None:
     table, _ = manager.open(Match(reason="off"), [], 16)
     manager.grow(table, 5)
     view = table.head(2)
+    assert table.ids.tolist() == [table[0], table[1]]
     manager.grow(table, 16)
+    assert table.ids.tolist() == [table[i] for i in range(4)]
     assert view.format == "i"
     assert view.itemsize == 4
     assert view.tolist() == table.to_list()[:2]
     with pytest.raises(IndexError):
         table[4]
+    manager.release(table)
+    assert len(table.ids) == len(table) == 0
 
 
 def test_stats_count_blocks_and_lookups() -> None:

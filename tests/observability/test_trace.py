@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.core.plan import Admission, SampledToken, ScheduledChunk, StepPlan, StepResult, TokenEvent
 from octavo.core.request import Request
@@ -81,13 +85,11 @@ def test_an_ended_request_keeps_its_facts_but_not_its_prompt() -> None:
 
 def test_throughput_counts_every_step_of_its_window_over_the_time_that_was_watched() -> None:
     metrics = Metrics()
-    chunk = ScheduledChunk(request_id="a", start=0, token_ids=[0] * 3, block_ids=(), reason="budget")
 
     def steps(start_s: int, end_s: int, per_s: int) -> None:
         for index in range((end_s - start_s) * per_s):
-            plan = StepPlan(step_id=index, chunks=(chunk,))
-            result = StepResult(step_id=index, tokens=(SampledToken(token_id=1),), forward_s=0.5 / per_s)
-            metrics.step(plan, result, start_s + (index + 1) / per_s)
+            now = start_s + (index + 1) / per_s
+            metrics.step(now=now, duration_s=0.5 / per_s, prompt_tokens=3, output_tokens=1, preemptions=0)
 
     steps(100, 110, 2)
     young = metrics.throughput(110.0, 300.0)
@@ -103,11 +105,64 @@ def test_a_ring_gives_the_newest_values_of_a_window() -> None:
     ring = TimedRing(4)
     for value in range(10):
         ring.add(float(value), value * 2.0)
-    assert ring.since(0.0) == [18.0, 16.0, 14.0, 12.0]
-    assert ring.since(8.0) == [18.0, 16.0]
+    assert ring.since(0.0) == [(18.0, 1), (16.0, 1), (14.0, 1), (12.0, 1)]
+    assert ring.since(8.0) == [(18.0, 1), (16.0, 1)]
 
 
 def test_percentiles_are_by_nearest_rank() -> None:
-    summary = Summary.of([float(v) for v in range(100)])
+    summary = Summary.of([(float(v), 1) for v in range(100)])
     assert (summary.count, summary.mean, summary.p50, summary.p99) == (100, 49.5, 50.0, 99.0)
     assert Summary.of([]).p99 is None
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(1, 5)), min_size=1))
+def test_a_value_seen_several_times_weighs_as_much_as_that_many_values(values: list[tuple[float, int]]) -> None:
+    one_by_one = [(value, 1) for value, repeats in values for _ in range(repeats)]
+    joined, apart = Summary.of(values), Summary.of(one_by_one)
+    assert (joined.count, joined.p50, joined.p99) == (apart.count, apart.p50, apart.p99)
+    assert joined.mean == pytest.approx(apart.mean)
+
+
+def test_runs_shared_by_batch_mates_tell_of_each_request_what_notes_of_its_own_would() -> None:
+    """Random schedules: requests decode, prefill, pause, fail and end, alone or with a whole step."""
+    rng = random.Random(5)
+    for _ in range(150):
+        tracer, names = Tracer(Metrics()), [f"r{i}" for i in range(rng.randint(1, 4))]
+        decodes: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+        token_times: dict[str, list[float]] = {name: [] for name in names}
+        for name in names:
+            tracer.submitted(request(name), 0.0)
+        running = list(names)
+        for step_id in range(rng.randint(1, 25)):
+            now, crashed = float(step_id + 1), rng.random() < 0.03
+            chunks, events, failed = [], [], []
+            for name in running:
+                if rng.random() < 0.1:
+                    continue
+                reason = rng.choice(["decode"] * 8 + ["last piece", "budget"])
+                chunks.append(ScheduledChunk(request_id=name, start=0, token_ids=[0], block_ids=(), reason=reason))
+                if reason == "decode":
+                    decodes[name].append((step_id, now))
+                fails = crashed or rng.random() < 0.03
+                if fails:
+                    failed.append(len(chunks) - 1)
+                elif reason != "budget":
+                    token_times[name].append(now)
+                token = None if fails or reason == "budget" else SampledToken(token_id=1)
+                finish = "error" if fails else "length" if token and rng.random() < 0.05 else None
+                if token or finish:
+                    events.append(TokenEvent(request_id=name, token=token, finish_reason=finish))  # type: ignore[arg-type]
+            plan = StepPlan(step_id=step_id, chunks=tuple(chunks))
+            result = StepResult(step_id=step_id, tokens=(None,) * len(chunks), failed=tuple(failed))
+            tracer.step(plan, None if crashed else result, events, now)
+            running = [name for name in running if not any(e.request_id == name and e.finish_reason for e in events)]
+        gaps = sorted(b - a for times in token_times.values() for a, b in itertools.pairwise(times))
+        assert sorted(gap for gap, repeats in tracer.metrics._itl.since(0.0) for _ in range(repeats)) == gaps
+        for name in names:
+            trace = tracer.request(name)
+            assert trace is not None
+            steps = [(e.step_id, e.t_s) for e in trace.events() if e.event == "DECODE_STEP"]
+            assert steps == decodes[name]
+            assert trace.num_output_tokens == len(token_times[name])
+            assert trace.first_token_s == min(token_times[name], default=None)
+            assert trace.latest_token_s == max(token_times[name], default=0.0)

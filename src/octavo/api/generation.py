@@ -39,14 +39,13 @@ class Generation:
         What came while the reader was busy is merged, so a slow reader costs memory for text, not for events.
         Raises RequestFailed or EngineUnavailable if a choice ends in any way but "stop" or "length".
         """
-        merged = _with_index(self._streams[0], 0) if len(self._streams) == 1 else _merge_streams(self._streams)
-        async with aclosing(merged):
-            async for pairs in merged:
-                news = merge([(prompt * self._n + output.choice_index, output) for prompt, output in pairs])
-                for choice, output in news:
-                    if output.finish_reason is not None:
-                        self._finish(choice, output)
-                yield news
+        if len(self._streams) == 1:
+            async for outputs in self._streams[0]:
+                yield self._take([(output.choice_index, output) for output in outputs])
+        else:
+            async with aclosing(_merge_streams(self._streams)) as merged:
+                async for pairs in merged:
+                    yield self._take([(prompt * self._n + output.choice_index, output) for prompt, output in pairs])
         if len(self._usages) != self.num_choices:
             raise RequestFailed(f"only {len(self._usages)} of {self.num_choices} choices have ended")
 
@@ -66,6 +65,14 @@ class Generation:
             f'"prompt_tokens_details":{{"cached_tokens":{num_cached}}},'
             '"completion_tokens_details":{"reasoning_tokens":0}}'
         )
+
+    def _take(self, news: News) -> News:
+        """``news``, merged; notes whose end is among it."""
+        news = merge(news)
+        for choice, output in news:
+            if output.finish_reason is not None:
+                self._finish(choice, output)
+        return news
 
     def _finish(self, choice: int, output: RequestOutput) -> None:
         if output.finish_reason == "error":
@@ -104,11 +111,6 @@ def _join(outputs: list[RequestOutput]) -> RequestOutput:
         usage=last.usage,
         timings=last.timings,
     )
-
-
-async def _with_index(stream: OutputStream, index: int) -> AsyncGenerator[News]:
-    async for outputs in stream:
-        yield [(index, output) for output in outputs]
 
 
 def _raise_failure(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -54,7 +54,7 @@ class Admission:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_record
 class StepPlan:
     """One pass of the engine. One-token chunks come first."""
 
@@ -81,7 +81,7 @@ class SampledToken:
     top: tuple[tuple[int, float], ...] = ()  # likeliest first, ties to the lowest id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_record
 class StepResult:
     """What the runner returns, one entry per chunk of the plan."""
 

@@ -40,7 +40,7 @@ NUM_TEXT_WORKERS = 2
 
 
 class RequestStream(AsyncIterator[list[RequestOutput]]):
-    """The outputs of one call, as lists of what is new. Ends when all its sequences have ended.
+    """The outputs of one call, as lists of what is new, for one reader. Ends when all its sequences have ended.
 
     Leaving early aborts: call ``abort()`` or ``aclose()`` (``async with contextlib.aclosing(stream)``).
     """
@@ -50,7 +50,7 @@ class RequestStream(AsyncIterator[list[RequestOutput]]):
         self._open = set(request_ids)
         self._pending: list[RequestOutput] = []
         self._error: BaseException | None = None
-        self._news = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # what the reader awaits (an Event costs three times as much)
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -61,8 +61,8 @@ class RequestStream(AsyncIterator[list[RequestOutput]]):
                 raise self._error
             if not self._open:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         pending, self._pending = self._pending, []
         return pending
 
@@ -71,7 +71,7 @@ class RequestStream(AsyncIterator[list[RequestOutput]]):
         for request_id in tuple(self._open):
             self._engine._abort(request_id)
         self._open.clear()
-        self._news.set()
+        self._wake_reader()
 
     async def aclose(self) -> None:
         self.abort()
@@ -80,12 +80,16 @@ class RequestStream(AsyncIterator[list[RequestOutput]]):
         self._pending.append(output)
         if output.finish_reason is not None:
             self._open.discard(output.request_id)
-        self._news.set()
+        self._wake_reader()
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
         self._open.clear()
-        self._news.set()
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class AsyncEngine:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.plan import ScheduledChunk
+from octavo.core.records import hot_record
 from octavo.kernels.base import Draw, ModelInput
 
+_NO_BLOCK = bytes(4)  # int32 0: pads the rows of a block table
+_INT32 = np.dtype(np.int32)
+_NO_COPIES = np.zeros((0, 3), _INT32)
+_COUNTING = np.arange(4097, dtype=_INT32)  # where each sequence runs one token, its row is its index
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@hot_record
 class Batch:
     """One pass over some chunks: what the backend needs, and which chunk each result belongs to."""
 
@@ -28,10 +35,12 @@ def build_batch(
 ) -> Batch:
     """Lay chunks out as one ModelInput. One-token chunks must come first (StepPlan's order).
 
-    A position p of a sequence lies in slot ``block_ids[p // block_size] * block_size + p % block_size``.
+    A position p of a sequence lies in slot ``block_ids[p // block_size] * block_size + p % block_size``. One walk fills
+    lists, which become arrays at the end: a call of numpy costs as much as ten numbers appended.
     """
     token_ids: list[int] = []
     positions: list[int] = []
+    slots: list[int] = []
     query_starts = [0]
     context_lens: list[int] = []
     draws: list[Draw] = []
@@ -40,68 +49,65 @@ def build_batch(
     targets: list[tuple[int, int]] = []
     target_chunks: list[int] = []
     target_rows: list[int] = []
-    num_one_query_seqs = 0
+    num_one_query_seqs = row = 0  # row: the first one of the chunk
     for index, chunk in enumerate(chunks):
-        first_row, start, end = len(token_ids), chunk.start, chunk.end
-        token_ids.extend(chunk.token_ids)
+        start, block_ids = chunk.start, chunk.block_ids
+        end = start + len(chunk.token_ids)
         if end - start == 1:
             assert num_one_query_seqs == index, "one-token chunks come first"
             num_one_query_seqs += 1
             positions.append(start)
+            slots.append(block_ids[start // block_size] * block_size + start % block_size)
         else:
-            positions.extend(range(start, end))
-        query_starts.append(len(token_ids))
+            positions += range(start, end)
+            slots += _slots(block_ids, start, end, block_size)
+        token_ids += chunk.token_ids
+        if chunk.want_logprobs:
+            targets += [(chunk.history[position], chunk.num_prompt_logprobs) for position in chunk.want_logprobs]
+            target_rows += [row + position - 1 - start for position in chunk.want_logprobs]
+            target_chunks += [index] * len(chunk.want_logprobs)
+        row += end - start
+        query_starts.append(row)
         context_lens.append(end)
         if chunk.draw is not None:
-            draws.append(_draw_of(chunk))
+            # without keywords: see hot_record
+            draws.append(Draw(chunk.draw, chunk.stream, end, chunk.history, chunk.prompt_len, chunk.banned_token_ids))
             draw_chunks.append(index)
-            draw_rows.append(len(token_ids) - 1)
-        for position in chunk.want_logprobs:
-            targets.append((chunk.history[position], chunk.num_prompt_logprobs))
-            target_chunks.append(index)
-            target_rows.append(first_row + position - 1 - start)
-    position_array = np.array(positions, dtype=np.int32)
-    query_array = np.array(query_starts, dtype=np.int32)
-    tables = _block_tables(chunks, context_lens, block_size)
+            draw_rows.append(row - 1)
+    count = len(chunks)
+    if len(draws) == num_one_query_seqs == count < len(_COUNTING) and not targets:
+        starts_array, rows_array = _COUNTING[: count + 1], _COUNTING[:count]
+    else:
+        starts_array, rows_array = np.array(query_starts, _INT32), np.array(draw_rows + target_rows, _INT32)
     step = ModelInput(
-        token_ids=np.array(token_ids, dtype=np.int32),
-        positions=position_array,
-        logit_rows=np.array(draw_rows + target_rows, dtype=np.int32),
-        slot_mapping=_slots(position_array, query_array, tables, block_size),
-        block_tables=tables,
-        query_starts=query_array,
-        context_lens=np.array(context_lens, dtype=np.int32),
+        token_ids=np.array(token_ids, _INT32),
+        positions=np.array(positions, _INT32),
+        logit_rows=rows_array,
+        slot_mapping=np.array(slots, _INT32),
+        block_tables=_block_tables(chunks),
+        query_starts=starts_array,
+        context_lens=np.array(context_lens, _INT32),
         num_one_query_seqs=num_one_query_seqs,
-        copies=np.array(block_copies, dtype=np.int32).reshape(-1, 3),
+        copies=np.array(block_copies, _INT32).reshape(-1, 3) if block_copies else _NO_COPIES,
     )
-    return Batch(step=step, draws=draws, draw_chunks=draw_chunks, targets=targets, target_chunks=target_chunks)
+    return Batch(step, draws, draw_chunks, targets, target_chunks)
 
 
-def _draw_of(chunk: ScheduledChunk) -> Draw:
-    assert chunk.draw is not None
-    return Draw(
-        params=chunk.draw,
-        stream=chunk.stream,
-        position=chunk.end,
-        history=chunk.history,
-        prompt_len=chunk.prompt_len,
-        banned_token_ids=chunk.banned_token_ids,
-    )
+def _slots(block_ids: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
+    """Slots of positions [start, end), block by block."""
+    slots: list[int] = []
+    for block in block_ids[start // block_size : -(-end // block_size)]:
+        slots += range(block * block_size, (block + 1) * block_size)
+    first = start % block_size
+    return slots[first : first + end - start]
 
 
-def _block_tables(chunks: Sequence[ScheduledChunk], context_lens: Sequence[int], block_size: int) -> NDArray[np.int32]:
-    """[S, B] block ids, padded with 0, B the longest context's number of blocks."""
-    widths = [-(-length // block_size) for length in context_lens]
-    tables = np.zeros((len(chunks), max(widths, default=0)), dtype=np.int32)
-    for row, chunk, width in zip(tables, chunks, widths, strict=True):
-        row[:width] = np.frombuffer(chunk.block_ids, dtype=np.int32, count=width)  # type: ignore[call-overload]
-    return tables
-
-
-def _slots(
-    positions: NDArray[np.int32], query_starts: NDArray[np.int32], tables: NDArray[np.int32], block_size: int
-) -> NDArray[np.int32]:
-    """[T] slot of each position, through its sequence's row of ``tables``."""
-    sequence_of_row = np.repeat(np.arange(len(tables), dtype=np.int32), np.diff(query_starts))
-    blocks, offsets = np.divmod(positions, np.int32(block_size))
-    return np.ascontiguousarray(tables[sequence_of_row, blocks] * np.int32(block_size) + offsets)
+def _block_tables(chunks: Sequence[ScheduledChunk]) -> NDArray[np.int32]:
+    """[S, B] block ids, padded with 0, B the longest table's number of blocks."""
+    widths = [len(chunk.block_ids) for chunk in chunks]
+    width = max(widths, default=0)
+    parts: list[Any] = [chunk.block_ids for chunk in chunks]  # buffers of int32
+    if min(widths, default=0) < width:
+        padding = [_NO_BLOCK * (width - used) for used in widths]
+        parts = list(chain.from_iterable(zip(parts, padding, strict=True)))
+    return np.frombuffer(bytearray().join(parts), _INT32).reshape(len(chunks), width)

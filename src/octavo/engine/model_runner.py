@@ -61,7 +61,7 @@ class ModelRunner:
             step_id=plan.step_id,
             tokens=tuple(tokens),
             prompt_logprobs=tuple(map(tuple, prompt_logprobs)) if prompt_logprobs is not None else (),
-            failed=tuple(sorted(failed)),
+            failed=tuple(sorted(failed)) if failed else (),
             build_s=time.perf_counter() - started - forward_s - sample_s,
             forward_s=forward_s,
             sample_s=sample_s,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from octavo.core.output import RequestOutput, Timings, Usage
 from octavo.core.plan import FinishReason, SampledToken, TokenEvent
@@ -32,48 +32,101 @@ class Ending:
 class _SequenceText:
     """Text state of one sequence: which tokens and characters are out, which are held back.
 
-    Characters of the whole text:   0 ........ released ........ held by the matcher ........ total
-    A token is released with the last of its characters; one that holds part of a character waits for the rest.
+    Characters of the whole text:   0 ........ released ........ held by the matcher ........ detokenised
+    A token is released with the last of its characters; one that holds part of a character waits for the rest. Mostly
+    nothing is held back, and a token goes out at once.
     """
+
+    __slots__ = (
+        "choice_index",
+        "detokenizer",
+        "held",
+        "matcher",
+        "min_tokens",
+        "num_cut",
+        "num_tokens",
+        "prompt_logprobs",
+        "released_chars",
+        "request",
+        "request_id",
+        "wants_logprobs",
+    )
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         params = request.sampling
         self.request = request
+        self.request_id = request.request_id
+        self.choice_index = request.choice_index
+        self.wants_logprobs = params.logprobs is not None
+        self.min_tokens = params.min_tokens
         self.detokenizer = Detokenizer(tokenizer)
-        self.matcher = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output)
+        self.matcher = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output) if params.stop else None
         self.held: deque[tuple[SampledToken, int, int]] = deque()  # (token, start, end) in characters of the whole text
-        self.total_chars = 0
         self.released_chars = 0
         self.num_tokens = 0  # tokens drawn
-        self.num_released = 0  # tokens handed out
-        self.prompt_logprobs: list[SampledToken] | None = None
+        self.num_cut = 0  # of these, behind a stop string
+        self.prompt_logprobs: list[SampledToken] = []  # not told yet
 
-    def push(self, token: SampledToken, *, is_text: bool) -> tuple[str, str | None]:
-        """Take one drawn token; returns the text that may go out and the stop string it completed, if any."""
+    @property
+    def flows(self) -> bool:
+        """Whether the next token can only be kept from going out at once by its own unfinished character."""
+        return self.matcher is None and not self.held and not self.prompt_logprobs
+
+    def pass_on(self, token: SampledToken) -> RequestOutput | None:
+        """``push`` and ``output`` in one, for a token of text while all ``flows``: most tokens, and twice as fast."""
+        text = self.detokenizer.push(token.token_id)
+        start = self.released_chars
         self.num_tokens += 1
-        start = self.total_chars
-        piece = self.detokenizer.push(token.token_id) if is_text else ""
-        self.total_chars += len(piece)
-        unfinished = 1 if is_text and self.detokenizer.pending else 0
-        self.held.append((token, start, self.total_chars + unfinished))
-        if self.num_tokens < self.request.sampling.min_tokens:
+        self.released_chars = start + len(text)
+        if self.detokenizer.pending:
+            self.held.append((token, start, self.released_chars + 1))
+            return self.output(text, ()) if text else None
+        # without keywords: see hot_record
+        logprobs = (token,) if self.wants_logprobs else None
+        return RequestOutput(self.request_id, self.choice_index, text, (token.token_id,), logprobs)
+
+    def push(self, token: SampledToken, *, is_text: bool) -> tuple[str, Sequence[SampledToken], str | None]:
+        """Take one drawn token; returns text and tokens that may go out, and the stop string completed, if any."""
+        detokenizer, matcher = self.detokenizer, self.matcher
+        start = detokenizer.num_chars
+        piece = detokenizer.push(token.token_id) if is_text else ""
+        self.num_tokens += 1
+        if matcher is None or self.num_tokens < self.min_tokens:
             released, stop = piece, None  # stop strings count from min_tokens on, as in vLLM
         else:
-            released, stop = self.matcher.push(piece)
+            released, stop = matcher.push(piece)
         self.released_chars += len(released)
-        return released, stop
+        if not self.held and not detokenizer.pending and stop is None and len(released) == len(piece):
+            return released, (token,), None
+        unfinished = 1 if is_text and detokenizer.pending else 0
+        self.held.append((token, start, detokenizer.num_chars + unfinished))
+        return released, self._take(cut=stop is not None), stop
 
-    def flush(self) -> tuple[str, str | None]:
+    def flush(self) -> tuple[str, Sequence[SampledToken], str | None]:
         """The held-back rest, when the sequence ends without a stop string (unless the rest completes one)."""
-        rest = self.detokenizer.flush()
-        self.total_chars += len(rest)
-        released, stop = self.matcher.push(rest) if rest else ("", None)
-        if stop is None:
-            released += self.matcher.flush()
-        self.released_chars += len(released)
-        return released, stop
+        rest, matcher, stop = self.detokenizer.flush(), self.matcher, None
+        if matcher is not None:
+            released, stop = matcher.push(rest) if rest else ("", None)
+            rest = released if stop is not None else released + matcher.flush()
+        self.released_chars += len(rest)
+        return rest, self._take(cut=stop is not None, everything=True), stop
 
-    def take_tokens(self, *, cut: bool, everything: bool) -> list[SampledToken]:
+    def output(self, text: str, tokens: Sequence[SampledToken]) -> RequestOutput:
+        """What is new, with the prompt logprobs that have not been told yet."""
+        of_prompt = None
+        if self.prompt_logprobs:
+            of_prompt, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        ids = (tokens[0].token_id,) if len(tokens) == 1 else tuple([token.token_id for token in tokens])
+        logprobs = tuple(tokens) if self.wants_logprobs else None
+        # without keywords: see hot_record
+        return RequestOutput(self.request_id, self.choice_index, text, ids, logprobs, of_prompt)
+
+    @property
+    def num_released(self) -> int:
+        """Tokens handed out."""
+        return self.num_tokens - self.num_cut - len(self.held)
+
+    def _take(self, *, cut: bool, everything: bool = False) -> list[SampledToken]:
         """Tokens that go out now: those whose characters all are out; at a cut, those that start before it."""
         taken = []
         while self.held:
@@ -83,8 +136,8 @@ class _SequenceText:
             self.held.popleft()
             taken.append(token)
         if cut:
+            self.num_cut += len(self.held)
             self.held.clear()
-        self.num_released += len(taken)
         return taken
 
 
@@ -116,17 +169,13 @@ class OutputProcessor:
             sequence = self._sequences.get(event.request_id)
             if sequence is None:
                 continue
-            if event.prompt_logprobs:
-                if sequence.prompt_logprobs is None:
-                    sequence.prompt_logprobs = []
-                sequence.prompt_logprobs.extend(event.prompt_logprobs)
             reason: FinishReason = "stop"
             try:
                 output, stop = self._process_one(sequence, event)
             except Exception as error:
                 logger.exception("the text of request %s could not be made", event.request_id)
                 reason, stop = "error", f"{type(error).__name__}: {error}"
-                output = self._output(sequence, "", [], reason, stop)
+                output = self._last_output(sequence, "", (), reason, stop)
             if output is not None:
                 outputs.append(output)
             if stop is not None:
@@ -134,49 +183,40 @@ class OutputProcessor:
         return outputs, endings
 
     def _process_one(self, sequence: _SequenceText, event: TokenEvent) -> tuple[RequestOutput | None, str | None]:
-        text, stop, finish, stop_reason = "", None, event.finish_reason, event.stop_reason
-        if event.token is not None:
+        token, finish = event.token, event.finish_reason
+        if event.prompt_logprobs:
+            sequence.prompt_logprobs += event.prompt_logprobs
+        if finish is None and token is not None and sequence.flows:
+            return sequence.pass_on(token), None
+        text, stop = "", None
+        tokens: Sequence[SampledToken] = ()
+        if token is not None:
             # The token that stops a sequence is counted but has no text, as everywhere.
-            text, stop = sequence.push(event.token, is_text=finish != "stop")
-        if finish is not None and stop is None:
-            rest, stop = sequence.flush()
-            text += rest
+            text, tokens, stop = sequence.push(token, is_text=finish != "stop")
+        if finish is None and stop is None:
+            return (sequence.output(text, tokens) if tokens or text else None), None
+        if stop is None:
+            rest, more, stop = sequence.flush()
+            text, tokens = text + rest, (*tokens, *more)
         if stop is not None:
-            finish, stop_reason = "stop", stop
-        tokens = sequence.take_tokens(cut=stop is not None, everything=finish is not None)
-        if not tokens and not text and finish is None:
-            return None, None
-        return self._output(sequence, text, tokens, finish, stop_reason), stop
+            return self._last_output(sequence, text, tokens, "stop", stop), stop
+        return self._last_output(sequence, text, tokens, finish, event.stop_reason), None
 
-    def _output(
+    def _last_output(
         self,
         sequence: _SequenceText,
         text: str,
-        tokens: list[SampledToken],
+        tokens: Sequence[SampledToken],
         finish: FinishReason | None,
         stop_reason: int | str | None,
     ) -> RequestOutput:
         request = sequence.request
-        usage = timings = None
-        if finish is not None:
-            self.discard(request.request_id)
-            cached_tokens, timings = self._facts(request.request_id, sequence.num_tokens)
-            usage = Usage(
-                prompt_tokens=len(request.prompt_token_ids),
-                completion_tokens=sequence.num_released,
-                cached_tokens=cached_tokens,
-            )
-        prompt_logprobs = sequence.prompt_logprobs
-        sequence.prompt_logprobs = None
-        return RequestOutput(
-            request_id=request.request_id,
-            choice_index=request.choice_index,
-            text=text,
-            token_ids=tuple(token.token_id for token in tokens),
-            logprobs=tuple(tokens) if request.sampling.logprobs is not None else None,
-            prompt_logprobs=tuple(prompt_logprobs) if prompt_logprobs is not None else None,
-            finish_reason=finish,
-            stop_reason=stop_reason,
-            usage=usage,
-            timings=timings,
+        self.discard(request.request_id)
+        cached_tokens, timings = self._facts(request.request_id, sequence.num_tokens)
+        usage = Usage(
+            prompt_tokens=len(request.prompt_token_ids),
+            completion_tokens=sequence.num_released,
+            cached_tokens=cached_tokens,
         )
+        output = sequence.output(text, tokens)
+        return replace(output, finish_reason=finish, stop_reason=stop_reason, usage=usage, timings=timings)

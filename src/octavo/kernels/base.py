@@ -100,7 +100,7 @@ class Model(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_record
 class ModelInput:
     """One step, as arrays. T tokens of S sequences; one-query sequences come first. All int32, C-contiguous."""
 
@@ -127,7 +127,7 @@ class Draw:
     banned_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@hot_record
 class StepOutput:
     """What a backend returns for one ModelInput."""
 

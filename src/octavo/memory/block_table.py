@@ -13,7 +13,7 @@ class BlockTable:
     """Block ids of one running sequence: entry i holds positions ``[i * block_size, (i + 1) * block_size)``.
 
     The array is allocated once at its final size, so that views of it stay valid while the table grows. Only the
-    ``KVCacheManager`` writes here.
+    ``KVCacheManager`` writes here. ``ids`` is a view (int32) of what is allocated.
 
     ```
     blocks   0 ........ num_committed ........ num_full ........ num_blocks ........ capacity
@@ -21,12 +21,13 @@ class BlockTable:
     ```
     """
 
-    __slots__ = ("_ids", "_view", "in_flight", "node", "num_blocks", "num_committed", "num_full", "salt")
+    __slots__ = ("_ids", "_view", "ids", "in_flight", "node", "num_blocks", "num_committed", "num_full", "salt")
 
     def __init__(self, capacity: int, salt: bytes) -> None:
         """capacity: blocks that the sequence can ever need; salt: whose part of the prefix tree it lives in."""
         self._ids = array("i", bytes(array("i").itemsize * capacity))
         self._view = memoryview(self._ids)
+        self.ids = self._view[:0]  # made anew when the table grows, not for every step that reads it
         self.num_blocks = 0
         self.num_full = 0
         self.num_committed = 0
@@ -50,6 +51,12 @@ class BlockTable:
         """Add one block at the end; ``IndexError`` beyond ``capacity``."""
         self._ids[self.num_blocks] = block
         self.num_blocks += 1
+        self.ids = self._view[: self.num_blocks]
+
+    def clear(self) -> None:
+        """Forget the ids."""
+        self.num_blocks = 0
+        self.ids = self._view[:0]
 
     def head(self, num_blocks: int) -> memoryview[int]:
         """View, not copy, of the first ``num_blocks`` ids (int32)."""
@@ -57,4 +64,4 @@ class BlockTable:
 
     def to_list(self) -> list[int]:
         """Copy of the ids."""
-        return self._view[: self.num_blocks].tolist()
+        return self.ids.tolist()

@@ -156,6 +156,8 @@ class KVCacheManager:
 
     def take_copies(self) -> tuple[tuple[int, int, int], ...]:
         """(src, dst, num_tokens) to run before any KV write of this step; sources stay intact until ``end_step``."""
+        if not self._copies:
+            return ()
         copies = tuple((src, dst, num_tokens) for dst, (src, num_tokens) in self._copies.items())
         self._copies.clear()
         return copies
@@ -209,7 +211,7 @@ class KVCacheManager:
                 self._tree.remove_subtree(node)
             self._copies.pop(block, None)
             self._release(block)
-        table.num_blocks = 0
+        table.clear()
 
     def end_step(self) -> None:
         """The step has run or has failed: the sources of its copies are no longer needed."""
@@ -268,6 +270,7 @@ class KVCacheManager:
         in_tables = [0] * self.num_blocks
         for table in self._tables.values():
             ids = table.to_list()
+            assert ids == [table[i] for i in range(len(table))], f"a table's view shows {ids}, not what it holds"
             assert len(set(ids)) == len(ids), f"a block stands twice in one table: {ids}"
             assert table.num_committed <= table.num_full <= len(ids) <= table.capacity, "a table's ranges overlap"
             for block in ids:

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
-from octavo.core.plan import FinishReason, StepPlan, StepResult
+from octavo.core.plan import FinishReason
 
 #: The longest window that throughput can be asked for.
 MAX_WINDOW_S = 3600
 
 
 class TimedRing:
-    """The newest ``capacity`` (time, value) pairs; 16 bytes each, preallocated."""
+    """The newest ``capacity`` entries: a time, a value, how often it was seen; 24 bytes each, preallocated."""
 
     def __init__(self, capacity: int) -> None:
         self._times = array("d", bytes(8 * capacity))
         self._values = array("d", bytes(8 * capacity))
+        self._repeats = array("q", bytes(8 * capacity))
         self._capacity = capacity
         self._count = 0
 
-    def add(self, now: float, value: float) -> None:
+    def add(self, now: float, value: float, repeats: int = 1) -> None:
         slot = self._count % self._capacity
         self._times[slot] = now
         self._values[slot] = value
+        self._repeats[slot] = repeats
         self._count += 1
 
-    def since(self, start: float) -> list[float]:
-        """Values added at or after ``start``, newest first."""
+    def since(self, start: float) -> list[tuple[float, int]]:
+        """(value, how often) of what was added at or after ``start``, newest first."""
         found = []
         for index in range(self._count - 1, max(-1, self._count - self._capacity - 1), -1):
             slot = index % self._capacity
             if self._times[slot] < start:
                 break
-            found.append(self._values[slot])
+            found.append((self._values[slot], self._repeats[slot]))
         return found
 
 
@@ -67,22 +72,27 @@ class Summary:
     p99: float | None
 
     @classmethod
-    def of(cls, values: list[float]) -> Summary:
-        if not values:
-            return cls(count=0, mean=None, p50=None, p99=None)
+    def of(cls, values: Iterable[tuple[float, int]]) -> Summary:
+        """values: (value, how often) pairs."""
         ordered = sorted(values)
+        if not ordered:
+            return cls(count=0, mean=None, p50=None, p99=None)
+        ends = list(accumulate(repeats for _, repeats in ordered))
+        count = ends[-1]
 
         def rank(share: float) -> float:
-            return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+            return ordered[bisect_right(ends, min(count - 1, int(share * count)))][0]
 
-        return cls(count=len(values), mean=sum(values) / len(values), p50=rank(0.5), p99=rank(0.99))
+        mean = sum(value * repeats for value, repeats in ordered) / count
+        return cls(count=count, mean=mean, p50=rank(0.5), p99=rank(0.99))
 
 
 class Metrics:
     """Rings of latencies and sums of tokens. The engine thread writes and reads.
 
-    capacity: inter-token latencies kept. Of the other latencies the newest 4096 requests and 16384 steps are kept; a
-              busy server fills these within a long window, and ``Summary.count`` says how many there were.
+    capacity: inter-token latencies kept, where those of one step that are equal count once. Of the other latencies the
+              newest 4096 requests and 16384 steps are kept; a busy server fills these within a long window, and
+              ``Summary.count`` says how many there were.
     """
 
     def __init__(self, *, capacity: int = 65536) -> None:
@@ -93,37 +103,39 @@ class Metrics:
         self._output_tokens = SecondSums(MAX_WINDOW_S + 1)
         self._started_s: float | None = None  # of the first step
         self._step_s = TimedRing(16384)
-        self._progress: dict[str, tuple[float, float, int]] = {}  # request -> (first token, latest token, tokens)
         self.requests_ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self.steps = 0
         self.preemptions = 0
 
-    def first_token(self, request_id: str, ttft_s: float, now: float) -> None:
+    def first_token(self, ttft_s: float, now: float) -> None:
         self._ttft.add(now, ttft_s)
-        self._progress[request_id] = (now, now, 1)
 
-    def next_token(self, request_id: str, now: float) -> None:
-        first, latest, tokens = self._progress[request_id]
-        self._itl.add(now, now - latest)
-        self._progress[request_id] = (first, now, tokens + 1)
+    def next_tokens(self, itl_s: float, now: float, *, requests: int = 1) -> None:
+        """So many requests drew a further token, each ``itl_s`` after its last."""
+        self._itl.add(now, itl_s, requests)
 
-    def request_ended(self, request_id: str, reason: FinishReason) -> None:
+    def request_ended(self, reason: FinishReason) -> None:
         self.requests_ended[reason] += 1
-        first, latest, tokens = self._progress.pop(request_id, (0.0, 0.0, 0))
-        if tokens > 1:
-            self._tpot.add(latest, (latest - first) / (tokens - 1))
 
-    def step(self, plan: StepPlan, result: StepResult | None, now: float) -> None:
+    def answered(self, tpot_s: float, now: float) -> None:
+        """A request that drew several tokens has ended."""
+        self._tpot.add(now, tpot_s)
+
+    def step(
+        self, *, now: float, duration_s: float | None, prompt_tokens: int, output_tokens: int, preemptions: int
+    ) -> None:
+        """duration_s: None if the step failed, and with it all that it ran."""
         self.steps += 1
-        self.preemptions += len(plan.preempted)
-        if result is None:
+        self.preemptions += preemptions
+        if duration_s is None:
             return
         if self._started_s is None:
-            self._started_s = now - result.duration_s
-        decoded = sum(chunk.reason == "decode" for chunk in plan.chunks)
-        self._prefill_tokens.add(now, sum(len(chunk.token_ids) for chunk in plan.chunks) - decoded)
-        self._output_tokens.add(now, sum(token is not None for token in result.tokens))
-        self._step_s.add(now, result.duration_s)
+            self._started_s = now - duration_s
+        if prompt_tokens:
+            self._prefill_tokens.add(now, prompt_tokens)
+        if output_tokens:
+            self._output_tokens.add(now, output_tokens)
+        self._step_s.add(now, duration_s)
 
     def latencies(self, now: float, window_s: float) -> dict[str, Summary]:
         """TTFT, TPOT, ITL and step time in seconds, of what happened in the last ``window_s``."""

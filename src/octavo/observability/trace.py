@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, overload
 
 from octavo.core.output import Timings
-from octavo.core.plan import Admission, BudgetFacts, FinishReason, StepPlan, StepResult, TokenEvent
+from octavo.core.plan import (
+    Admission,
+    BudgetFacts,
+    FinishReason,
+    ScheduledChunk,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
 from octavo.core.records import hot_record
 from octavo.core.request import Request
 from octavo.observability.metrics import Metrics
@@ -20,6 +28,8 @@ from octavo.observability.metrics import Metrics
 EventName = Literal[
     "SUBMITTED", "QUEUED", "ADMITTED", "PREFILL_CHUNK", "DECODE_STEP", "PREEMPTED", "FINISHED", "ABORTED", "FAILED"
 ]
+_ONE = array("i", [1])
+_NO_RESULT = StepResult(step_id=-1, tokens=())  # of a step that failed
 _TERMINAL: dict[str, EventName] = {"stop": "FINISHED", "length": "FINISHED", "abort": "ABORTED", "error": "FAILED"}
 
 
@@ -33,7 +43,7 @@ class LifecycleEvent:
     facts: dict[str, object] = field(default_factory=dict)
 
 
-@hot_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRecord:
     """What a step ran for one request: positions [start, start + length)."""
 
@@ -43,37 +53,109 @@ class ChunkRecord:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChunks(Sequence[ChunkRecord]):
+    """The chunks of a step, kept as columns: thousands of steps of many sequences are kept, few are looked at."""
+
+    __slots__ = ("lengths", "reasons", "request_ids", "starts")
+
+    def __init__(
+        self, request_ids: tuple[str, ...], starts: array[int], lengths: array[int], reasons: tuple[str, ...]
+    ) -> None:
+        self.request_ids = request_ids
+        self.starts = starts
+        self.lengths = lengths
+        self.reasons = reasons
+
+    @classmethod
+    def of(cls, chunks: Sequence[ScheduledChunk]) -> StepChunks:
+        return cls(
+            tuple([chunk.request_id for chunk in chunks]),
+            array("i", [chunk.start for chunk in chunks]),
+            array("i", [len(chunk.token_ids) for chunk in chunks]),
+            tuple([chunk.reason for chunk in chunks]),
+        )
+
+    @classmethod
+    def of_decodes(cls, request_ids: tuple[str, ...], chunks: Sequence[ScheduledChunk]) -> StepChunks:
+        """The same where all chunks, which are those of these requests, are decodes."""
+        count = len(chunks)
+        return cls(request_ids, array("i", [chunk.start for chunk in chunks]), _ONE * count, ("decode",) * count)
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> ChunkRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ChunkRecord, ...]: ...
+    def __getitem__(self, index: int | slice) -> ChunkRecord | tuple[ChunkRecord, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        return ChunkRecord(
+            request_id=self.request_ids[index],
+            start=self.starts[index],
+            length=self.lengths[index],
+            reason=self.reasons[index],
+        )
+
+
+@hot_record
 class StepRecord:
     """One step of the engine, without views: safe to keep."""
 
     step_id: int
     t_s: float  # end of the step, monotonic clock
-    chunks: tuple[ChunkRecord, ...]
+    chunks: StepChunks
     budget: BudgetFacts | None
     admitted: tuple[Admission, ...]
     preempted: tuple[str, ...]
-    waiting_for: dict[str, str]
+    waiting_for: Mapping[str, str]
     evicted: int
     num_block_copies: int
     num_waiting: int
     num_running: int
     free_blocks: int
-    step_s: float
     build_s: float
     forward_s: float
     sample_s: float
     failed: bool
     gil_wait_s: float = 0.0  # of build_s: see StepResult
 
+    @property
+    def step_s(self) -> float:
+        return self.build_s + self.forward_s + self.sample_s
+
+
+class DecodeRun:
+    """Steps, one after the other, in which the same requests decoded. Their traces share it: two numbers a step."""
+
+    __slots__ = ("request_ids", "step_ids", "times")
+
+    def __init__(self, request_ids: tuple[str, ...]) -> None:
+        self.request_ids = request_ids
+        self.step_ids = array("q")
+        self.times = array("d")  # ends of the steps, monotonic clock
+
+    def add(self, step_id: int, now: float) -> None:
+        self.step_ids.append(step_id)
+        self.times.append(now)
+
+    def __len__(self) -> int:
+        return len(self.times)
+
 
 class RequestTrace:
-    """The life of one request. Decode steps, one per token, are kept as two numbers each."""
+    """The life of one request. Its decode steps are those of its runs, which it shares with its batch mates.
+
+    A token drawn in the first step of a run, or in a step that is no decode step, is noted here one by one
+    (``add_token``); those of a run's further steps follow from the run.
+    """
 
     __slots__ = (
-        "_decode_step_ids",
-        "_decode_times",
         "_events",
+        "_latest_s",
+        "_noted_tokens",
+        "_runs",
         "admitted_s",
         "arrival_s",
         "cached_tokens",
@@ -81,7 +163,6 @@ class RequestTrace:
         "ended_s",
         "finish_reason",
         "first_token_s",
-        "num_output_tokens",
         "num_prompt_tokens",
         "request_id",
     )
@@ -93,11 +174,11 @@ class RequestTrace:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.arrival_s = request.arrival_s
         self._events: list[LifecycleEvent] = []
-        self._decode_times = array("d")
-        self._decode_step_ids = array("q")
+        self._runs: list[DecodeRun] = []
+        self._noted_tokens = 0
+        self._latest_s = self.arrival_s  # when the latest of them was drawn
         self.admitted_s: float | None = None  # first admission, monotonic clock
         self.cached_tokens = 0  # at first admission
-        self.num_output_tokens = 0
         self.first_token_s: float | None = None
         self.ended_s: float | None = None
         self.finish_reason: FinishReason | None = None
@@ -112,18 +193,40 @@ class RequestTrace:
         self._events.append(replace(end, event=_TERMINAL[reason], facts=facts))
         self.finish_reason = reason
 
-    def add_decode(self, now: float, step_id: int) -> None:
-        self._decode_times.append(now - self.arrival_s)
-        self._decode_step_ids.append(step_id)
+    def add_run(self, run: DecodeRun) -> None:
+        """It decodes in the steps of this run, which has its first."""
+        self._latest_s = self.latest_token_s
+        self._runs.append(run)
+
+    def add_token(self, now: float) -> float:
+        """One more token -> seconds since the one before it, or since the arrival."""
+        gap = now - self.latest_token_s
+        self._noted_tokens += 1
+        self._latest_s = now
+        if self.first_token_s is None:
+            self.first_token_s = now
+        return gap
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._noted_tokens + sum(len(run) - 1 for run in self._runs)
+
+    @property
+    def latest_token_s(self) -> float:
+        """When its latest token was drawn, monotonic clock; before the first, its arrival."""
+        if self._runs and len(self._runs[-1]) > 1:
+            return max(self._latest_s, self._runs[-1].times[-1])
+        return self._latest_s
 
     def __len__(self) -> int:
-        return len(self._events) + len(self._decode_times)
+        return len(self._events) + sum(map(len, self._runs))
 
     def events(self) -> list[LifecycleEvent]:
         """All events in order of time."""
+        steps = ((step_id, t_s) for run in self._runs for step_id, t_s in zip(run.step_ids, run.times, strict=True))
         decodes = (
-            LifecycleEvent(event="DECODE_STEP", t_s=t_s, step_id=step_id, facts={"token_index": index})
-            for index, (t_s, step_id) in enumerate(zip(self._decode_times, self._decode_step_ids, strict=True))
+            LifecycleEvent(event="DECODE_STEP", t_s=t_s - self.arrival_s, step_id=step_id, facts={"token_index": index})
+            for index, (step_id, t_s) in enumerate(steps)
         )
         return sorted([*self._events, *decodes], key=lambda event: (event.t_s, event.event in _TERMINAL.values()))
 
@@ -149,7 +252,7 @@ class Tracer:
         self._ended: OrderedDict[str, RequestTrace] = OrderedDict()  # oldest first
         self._ended_events = 0
         self._max_ended_events = max_ended_events
-        self._last_step_end = 0.0
+        self._run: DecodeRun | None = None  # of the step before, if anybody decoded in it
 
     # reading
 
@@ -182,7 +285,12 @@ class Tracer:
         assert event.finish_reason is not None
         trace.ended_s, trace.finish_reason = now, event.finish_reason
         trace.add(_TERMINAL[event.finish_reason], now, reason=event.finish_reason, stop_reason=event.stop_reason)
-        self.metrics.request_ended(event.request_id, event.finish_reason)
+        if self._run is not None and event.request_id in self._run.request_ids:
+            self._run = None  # it takes no part in what follows
+        self.metrics.request_ended(event.finish_reason)
+        num_tokens, last_s = trace.num_output_tokens, trace.latest_token_s
+        if trace.first_token_s is not None and num_tokens > 1:
+            self.metrics.answered((last_s - trace.first_token_s) / (num_tokens - 1), last_s)
         self._ended[event.request_id] = trace
         self._ended_events += len(trace)
         while self._ended_events > self._max_ended_events and len(self._ended) > 1:
@@ -202,7 +310,8 @@ class Tracer:
         """Record one step and what it meant for each request. ``result`` is None if the step failed."""
         if not plan.chunks and not plan.admitted and not plan.preempted and not events:
             return
-        started = now - (result.duration_s if result is not None else 0.0)
+        duration_s = result.duration_s if result is not None else 0.0
+        started = now - duration_s
         for request_id in plan.preempted:
             if (trace := self._live.get(request_id)) is not None:
                 trace.add("PREEMPTED", started, plan.step_id)
@@ -212,61 +321,87 @@ class Tracer:
                     trace.admitted_s, trace.cached_tokens = started, admission.cached_tokens
                 facts = {"cached_tokens": admission.cached_tokens, "miss_reason": admission.miss_reason}
                 trace.add("ADMITTED", started, plan.step_id, **facts, **admission.facts)
-        self._record_chunks(plan, now)
+        decoding = tuple([chunk.request_id for chunk in plan.chunks if chunk.reason == "decode"])
+        self._record_tokens(plan, result, decoding, events, now)
+        if len(decoding) == len(plan.chunks):
+            chunks, prompt_tokens = StepChunks.of_decodes(decoding, plan.chunks), 0
+        else:
+            self._record_prefills(plan, now)
+            chunks = StepChunks.of(plan.chunks)
+            prompt_tokens = sum(chunks.lengths) - len(decoding)
         for event in events:
-            self._record_event(event, now)
-        self._steps.append(_step_record(plan, result, now))
-        self.metrics.step(plan, result, now)
+            if event.finish_reason is not None:
+                self.finished(event, now)
+        self._steps.append(_step_record(plan, result, chunks, now))
+        self.metrics.step(
+            now=now,
+            duration_s=None if result is None else duration_s,
+            prompt_tokens=prompt_tokens,
+            output_tokens=len([event for event in events if event.token is not None]),
+            preemptions=len(plan.preempted),
+        )
 
-    def _record_chunks(self, plan: StepPlan, now: float) -> None:
-        for chunk in plan.chunks:
-            trace = self._live.get(chunk.request_id)
-            if trace is None:
-                continue
-            if chunk.reason == "decode":
-                trace.add_decode(now, plan.step_id)
-            else:
-                trace.add(
-                    "PREFILL_CHUNK", now, plan.step_id, start=chunk.start, length=len(chunk.token_ids),
-                    reason=chunk.reason,
-                )  # fmt: skip
-
-    def _record_event(self, event: TokenEvent, now: float) -> None:
-        trace = self._live.get(event.request_id)
-        if trace is None:
+    def _record_tokens(
+        self,
+        plan: StepPlan,
+        result: StepResult | None,
+        decoding: tuple[str, ...],
+        events: list[TokenEvent],
+        now: float,
+    ) -> None:
+        """Decode steps and tokens. While the same requests decode and none fails, a step is one entry for all."""
+        run = self._run
+        if run is not None and run.request_ids == decoding and result is not None and not result.failed:
+            self.metrics.next_tokens(now - run.times[-1], now, requests=len(decoding))
+            run.add(plan.step_id, now)
+            if len(events) > len(decoding):
+                known = frozenset(decoding)
+                self._note_tokens([event for event in events if event.request_id not in known], now)
             return
-        if event.token is not None:
-            trace.num_output_tokens += 1
-            if trace.first_token_s is None:
-                trace.first_token_s = now
-                self.metrics.first_token(event.request_id, now - trace.arrival_s, now)
+        self._note_tokens(events, now)
+        self._run = DecodeRun(decoding) if decoding else None
+        if self._run is not None:
+            self._run.add(plan.step_id, now)
+            for request_id in decoding:
+                if (trace := self._live.get(request_id)) is not None:
+                    trace.add_run(self._run)
+
+    def _note_tokens(self, events: Sequence[TokenEvent], now: float) -> None:
+        for event in events:
+            trace = self._live.get(event.request_id)
+            if trace is None or event.token is None:
+                continue
+            first, gap = trace.first_token_s is None, trace.add_token(now)
+            if first:
+                self.metrics.first_token(gap, now)
             else:
-                self.metrics.next_token(event.request_id, now)
-        if event.finish_reason is not None:
-            self.finished(event, now)
+                self.metrics.next_tokens(gap, now)
+
+    def _record_prefills(self, plan: StepPlan, now: float) -> None:
+        for chunk in plan.chunks:
+            if chunk.reason != "decode" and (trace := self._live.get(chunk.request_id)) is not None:
+                length = len(chunk.token_ids)
+                trace.add("PREFILL_CHUNK", now, plan.step_id, start=chunk.start, length=length, reason=chunk.reason)
 
 
-def _step_record(plan: StepPlan, result: StepResult | None, now: float) -> StepRecord:
+def _step_record(plan: StepPlan, result: StepResult | None, chunks: StepChunks, now: float) -> StepRecord:
+    took = result or _NO_RESULT
     return StepRecord(
         step_id=plan.step_id,
         t_s=now,
-        chunks=tuple(
-            ChunkRecord(request_id=c.request_id, start=c.start, length=len(c.token_ids), reason=c.reason)
-            for c in plan.chunks
-        ),
+        chunks=chunks,
         budget=plan.budget,
         admitted=plan.admitted,
         preempted=plan.preempted,
-        waiting_for=dict(plan.waiting_for),
+        waiting_for=plan.waiting_for,
         evicted=plan.evicted,
         num_block_copies=len(plan.block_copies),
         num_waiting=plan.num_waiting,
         num_running=plan.num_running,
         free_blocks=plan.free_blocks,
-        step_s=result.duration_s if result is not None else 0.0,
-        build_s=result.build_s if result is not None else 0.0,
-        forward_s=result.forward_s if result is not None else 0.0,
-        sample_s=result.sample_s if result is not None else 0.0,
+        build_s=took.build_s,
+        forward_s=took.forward_s,
+        sample_s=took.sample_s,
         failed=result is None,
-        gil_wait_s=result.gil_wait_s if result is not None else 0.0,
+        gil_wait_s=took.gil_wait_s,
     )

@@ -35,6 +35,8 @@ DECODE = (1, "decode")
 class _Draft:
     """The plan being made."""
 
+    __slots__ = ("admitted", "now", "placed", "preempted", "step_id", "waiting_for")
+
     def __init__(self, step_id: int, now: float) -> None:
         self.step_id = step_id
         self.now = now
@@ -82,6 +84,7 @@ class Scheduler:
         self._impossible: dict[str, str] = {}  # request -> why it can never run
         self._step_id = 0
         self._open_plan: StepPlan | None = None
+        self._planned: list[Sequence] = []  # of the open plan's chunks, one by one
         self._load = StepLoad()  # of the open plan
         self._prefill_tokens = 0
         self._short: tuple[Sequence, int] | None = None  # who did not fit, and the blocks that there were for it
@@ -184,10 +187,13 @@ class Scheduler:
                 self._admit(draft, budget)
         self._load = _load_of(draft.placed)
         self._prefill_tokens = 0 if budget is None else budget.spent
-        size = self.manager.block_size
-        chunks = [seq.chunk(n, reason, size) for seq, (n, reason) in draft.placed.items()]
+        placed = list(draft.placed.items())
         if self._prefill_tokens:
-            chunks.sort(key=lambda chunk: len(chunk.token_ids) > 1)
+            placed.sort(key=lambda item: item[1][0] > 1)
+        self._planned, chunks = [], []
+        for seq, (num_tokens, reason) in placed:
+            self._planned.append(seq)
+            chunks.append(seq.chunk(num_tokens, reason))
         self._open_plan = StepPlan(
             step_id=self._step_id,
             chunks=tuple(chunks),
@@ -210,14 +216,14 @@ class Scheduler:
         Also for a plan without chunks. ``plan.failed`` and the chunks in ``result.failed`` end with "error".
         """
         events = self._close_plan(plan)
-        sequences, tokens, failed = self._sequences, result.tokens, result.failed
-        for i, chunk in enumerate(plan.chunks):
+        failed = result.failed
+        for i, (seq, chunk, token) in enumerate(zip(self._planned, plan.chunks, result.tokens, strict=True)):
             if failed and i in failed:
                 why = "no token could be drawn: the logits are not finite, or the request's masks leave nothing"
                 events.append(self._fail(chunk.request_id, why, suspect=True))
                 continue
             logprobs = result.prompt_logprobs[i] if chunk.want_logprobs else ()
-            event = self._advance(sequences[chunk.request_id], chunk, tokens[i], logprobs)
+            event = self._advance(seq, chunk, token, logprobs)
             if event is not None:
                 events.append(event)
         self.manager.end_step()
@@ -293,9 +299,9 @@ class Scheduler:
     def _begin_budget(self, draft: _Draft) -> StepBudget | None:
         """The prefill budget beside the decodes placed; None if there is nothing to prefill."""
         decodes = len(draft.placed)
-        waiting = [seq.progress_s for seq in self._running if seq not in draft.placed]
-        if not waiting and not self.num_waiting:
+        if decodes == len(self._running) and not self.num_waiting:
             return None
+        waiting = [seq.progress_s for seq in self._running if seq not in draft.placed]
         head = self._held_up
         if head is not None and head.table is None and head.request_id in self._sequences:
             waiting.append(max(head.progress_s, self._blocked_s))
@@ -423,13 +429,7 @@ class Scheduler:
             finish_reason, stop_reason = "length", None
         if finish_reason is not None:
             self._end(seq)
-        return TokenEvent(
-            request_id=chunk.request_id,
-            token=token,
-            prompt_logprobs=logprobs,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-        )
+        return TokenEvent(seq.request_id, token, logprobs, finish_reason, stop_reason)
 
     def _end(self, seq: Sequence, *, suspect: bool = False) -> None:
         """Forget a sequence and give its blocks back; ``suspect`` ones leave the cache too."""
@@ -466,10 +466,11 @@ class Scheduler:
 
 def _load_of(placed: dict[Sequence, tuple[int, str]]) -> StepLoad:
     """The work in these chunks."""
-    tokens = kv_tokens = pairs = 0
-    for seq, (n, _) in placed.items():
-        start = seq.num_computed
-        tokens += n
-        kv_tokens += start + n
-        pairs += n * start + n * (n + 1) // 2
-    return StepLoad(tokens, kv_tokens, pairs)
+    starts = [seq.num_computed for seq, (n, _) in placed.items() if n == 1]
+    seen = sum(starts) + len(starts)  # a token sees itself too
+    load = StepLoad(len(starts), seen, seen)
+    if len(starts) < len(placed):
+        for seq, (n, _) in placed.items():
+            if n > 1:
+                load = load.with_chunk(seq.num_computed, n)
+    return load

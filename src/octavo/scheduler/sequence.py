@@ -28,15 +28,22 @@ class Sequence:
         "banned",
         "cached_tokens",
         "draws",
+        "longest",
+        "min_tokens",
         "needs_history",
         "next_prompt_logprob",
         "num_computed",
         "num_preemptions",
+        "num_prompt_logprobs",
+        "plain",
         "prepaid",
         "progress_s",
         "prompt_len",
         "rank",
         "request",
+        "request_id",
+        "sampling",
+        "stop_token_ids",
         "stream",
         "table",
         "tokens",
@@ -56,16 +63,20 @@ class Sequence:
         self.prepaid = 0  # output tokens charged beforehand; "fair" writes it
         self.progress_s = request.arrival_s  # since when only the token budget holds it up
         # of the request, looked up every step
+        self.request_id = request.request_id
+        self.sampling = sampling = request.sampling
+        self.stop_token_ids = request.stop_token_ids
         self.stream = request.stream
         self.draws = request.max_tokens > 0
-        self.needs_history = request.sampling.needs_history
-        self.banned = tuple(sorted(request.stop_token_ids)) if request.sampling.min_tokens > 0 else ()
+        self.longest = self.prompt_len + request.max_tokens
+        self.min_tokens = sampling.min_tokens
+        self.needs_history = sampling.needs_history
+        self.banned = tuple(sorted(request.stop_token_ids)) if sampling.min_tokens > 0 else ()
+        self.num_prompt_logprobs = sampling.prompt_logprobs or 0
+        # whether all that is ever asked for is the next token, and nothing of the ones before
+        self.plain = not (self.needs_history or self.banned or sampling.prompt_logprobs is not None)
         # first position whose prompt logprob is still owed; prompt_len: none
-        self.next_prompt_logprob = 1 if request.sampling.prompt_logprobs is not None else self.prompt_len
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
+        self.next_prompt_logprob = 1 if sampling.prompt_logprobs is not None else self.prompt_len
 
     @property
     def group(self) -> str:
@@ -88,7 +99,7 @@ class Sequence:
     @property
     def capacity_tokens(self) -> int:
         """Positions that can ever be run: the last token drawn never is."""
-        return self.prompt_len + max(self.request.max_tokens - 1, 0)
+        return max(self.longest - 1, self.prompt_len)
 
     @property
     def lookup_limit(self) -> int:
@@ -102,38 +113,44 @@ class Sequence:
             return "running"
         return "preempted" if self.num_preemptions else "waiting"
 
-    def chunk(self, num_tokens: int, reason: str, block_size: int) -> ScheduledChunk:
-        """The record of its next ``num_tokens`` positions. Views the table and the tokens, copies neither."""
+    def chunk(self, num_tokens: int, reason: str) -> ScheduledChunk:
+        """The record of its next ``num_tokens`` positions. Views the table and the history, copies neither."""
         assert self.table is not None
-        tokens, start, request = self.tokens, self.num_computed, self.request
+        tokens, start = self.tokens, self.num_computed
         end = start + num_tokens
         draws = self.draws and end == len(tokens)
+        history: list[int] | tuple[()] = ()
+        banned: tuple[int, ...] = ()
         owed = NO_POSITIONS
-        if self.next_prompt_logprob < self.prompt_len:
-            owed = range(max(start + 1, self.next_prompt_logprob), min(end + 1, self.prompt_len))
-        too_early = draws and self.banned and self.num_output < request.sampling.min_tokens
-        return ScheduledChunk(
-            request_id=request.request_id,
-            start=start,
-            token_ids=tokens[start:end],
-            block_ids=self.table.head(-(-end // block_size)),
-            draw=request.sampling if draws else None,
-            stream=self.stream,
-            history=tokens if owed or (draws and self.needs_history) else (),
-            prompt_len=self.prompt_len,
-            banned_token_ids=self.banned if too_early else (),
-            want_logprobs=owed,
-            num_prompt_logprobs=request.sampling.prompt_logprobs or 0,
-            reason=reason,
+        if not self.plain:
+            if self.next_prompt_logprob < self.prompt_len:
+                owed = range(max(start + 1, self.next_prompt_logprob), min(end + 1, self.prompt_len))
+            if owed or (draws and self.needs_history):
+                history = tokens
+            if draws and self.num_output < self.min_tokens:
+                banned = self.banned
+        return ScheduledChunk(  # without keywords: see hot_record
+            self.request_id,
+            start,
+            (tokens[start],) if num_tokens == 1 else tokens[start:end],
+            self.table.ids,
+            self.sampling if draws else None,
+            self.stream,
+            history,
+            self.prompt_len,
+            banned,
+            owed,
+            self.num_prompt_logprobs,
+            reason,
         )
 
     def append(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """One more output token -> (finish reason, the caller's stop token), None and None if it goes on."""
-        self.tokens.append(token_id)
-        request, num_output = self.request, self.num_output
-        if token_id in request.stop_token_ids and num_output >= request.sampling.min_tokens:
-            return "stop", token_id if token_id in request.sampling.stop_token_ids else None
-        return ("length" if num_output >= request.max_tokens else None), None
+        tokens = self.tokens
+        tokens.append(token_id)
+        if token_id in self.stop_token_ids and self.num_output >= self.min_tokens:
+            return "stop", token_id if token_id in self.sampling.stop_token_ids else None
+        return ("length" if len(tokens) >= self.longest else None), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,10 @@ class Detokenizer:
                        Leave it off for tokens that continue a prompt: there the space is part of the text.
 
     ``num_chars`` is the number of characters released so far. A character counts for the token that completed it.
+    ``pending`` says whether the bytes so far end inside a character, which is held back.
     """
 
-    __slots__ = ("_bytes_by_id", "_decode", "_decoder", "_drop_space", "num_chars")
+    __slots__ = ("_bytes_by_id", "_decode", "_decoder", "_drop_space", "num_chars", "pending")
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, drop_space_prefix: bool = False) -> None:
         self._decoder = _new_decoder("replace")
@@ -32,6 +33,7 @@ class Detokenizer:
         self._bytes_by_id = tokenizer.visible_bytes_by_id if skip_special else tokenizer.bytes_by_id
         self._drop_space = drop_space_prefix and tokenizer.adds_space_prefix
         self.num_chars = 0
+        self.pending = False
 
     def push(self, token_id: int) -> str:
         """The text that ``token_id`` completes; may be empty."""
@@ -42,17 +44,17 @@ class Detokenizer:
         if self._drop_space and data:
             self._drop_space = False
             data = data.removeprefix(b" ")
-        text = self._decode(data)
+        if not self.pending and data.isascii():  # most tokens: no character is cut by either end
+            text = data.decode("ascii")
+        else:
+            text = self._decode(data)
+            self.pending = self._decoder.getstate()[0] != b""
         self.num_chars += len(text)
         return text
-
-    @property
-    def pending(self) -> bool:
-        """Whether the bytes so far end inside a character, which is held back."""
-        return self._decoder.getstate()[0] != b""
 
     def flush(self) -> str:
         """The end of the sequence: U+FFFD for a character that never completed, else nothing."""
         text = self._decode(b"", True)
+        self.pending = False
         self.num_chars += len(text)
         return text

@@ -137,18 +137,20 @@ class CompletionAnswer:
         choices = [Choice() for _ in range(generation.num_choices)]
         arrays = [self._logprobs(choice) for choice in range(generation.num_choices)]
         of_prompts: list[list[str]] = [["null"] for _ in self._prompts]
+        prompt_first = _PromptFirst(fields.n, holds_back=self._echoes_logprobs)
         try:
-            async with aclosing(self._prompt_first(generation)) as news:
-                async for choice, output, of_prompt in news:
-                    prompt, is_first = choice // fields.n, not choices[choice].texts
-                    choices[choice].add(output)
-                    if is_first and self._echoes_logprobs:
-                        await self._add_prompt_logprobs(arrays[choice], prompt, of_prompt)
-                    if is_first and choice % fields.n == 0 and fields.prompt_logprobs is not None:
-                        async for piece in sliced(of_prompt):
-                            of_prompts[prompt] += prompt_logprobs(piece, self._service.token_texts)
-                    for token in output.logprobs or ():
-                        arrays[choice].add(token, num_top=fields.logprobs or 0)
+            async with aclosing(generation.news()) as news:
+                async for new in news:
+                    for choice, output, of_prompt in prompt_first.arrange(new):
+                        prompt, is_first = choice // fields.n, not choices[choice].texts
+                        choices[choice].add(output)
+                        if is_first and self._echoes_logprobs:
+                            await self._add_prompt_logprobs(arrays[choice], prompt, of_prompt)
+                        if is_first and choice % fields.n == 0 and fields.prompt_logprobs is not None:
+                            async for piece in sliced(of_prompt):
+                                of_prompts[prompt] += prompt_logprobs(piece, self._service.token_texts)
+                        for token in output.logprobs or ():
+                            arrays[choice].add(token, num_top=fields.logprobs or 0)
         finally:
             generation.abort()
         items = (
@@ -177,51 +179,68 @@ class CompletionAnswer:
         usage = ',"usage":null' if fields.include_usage else ""
         opening, closing = f'data: {chunk_head},"choices":[{{"index":', f"}}]{usage}}}\n\n"
         arrays: dict[int, CompletionLogprobs] = {}
-        async with aclosing(self._prompt_first(generation)) as news:
-            async for choice, output, of_prompt in news:
-                text, extra, prompt = output.text, "", choice // fields.n
-                is_first = choice not in arrays
-                if is_first:
-                    arrays[choice] = self._logprobs(choice)
-                    text = self._echoes[prompt] + text
-                    if self._echoes_logprobs:
-                        await self._add_prompt_logprobs(arrays[choice], prompt, of_prompt)
-                for token in output.logprobs or ():
-                    arrays[choice].add(token, num_top=fields.logprobs or 0)
-                if fields.return_token_ids:
-                    extra = f',"token_ids":{id_list(output.token_ids)}'
-                    extra += f',"prompt_token_ids":{id_list(self._prompts[prompt])}' * is_first
-                has_news = text or (output.token_ids and (fields.logprobs is not None or fields.return_token_ids))
-                if not has_news and output.finish_reason is None:
-                    continue
-                logprobs = arrays[choice].take() if fields.logprobs is not None else "null"
-                finish = finish_fields(output) if output.finish_reason is not None else '"finish_reason":null'
-                yield (
-                    f'{opening}{choice},"text":{json_string(text)},"logprobs":{logprobs},{finish}{extra}{closing}'
-                ).encode()
+        prompt_first = _PromptFirst(fields.n, holds_back=self._echoes_logprobs)
+        async with aclosing(generation.news()) as news:
+            async for items in news:
+                chunks: list[str] = []
+                for choice, output, of_prompt in prompt_first.arrange(items):
+                    is_first = choice not in arrays
+                    if is_first:
+                        arrays[choice] = self._logprobs(choice)
+                        if self._echoes_logprobs:
+                            await self._add_prompt_logprobs(arrays[choice], choice // fields.n, of_prompt)
+                    if (piece := self._piece(choice, output, arrays[choice], is_first=is_first)) is not None:
+                        chunks.append(f"{opening}{choice},{piece}{closing}")
+                if chunks:
+                    yield "".join(chunks).encode()
         if fields.include_usage:
             yield event(f'{chunk_head},"choices":[],"usage":{generation.usage_json()}}}')
 
-    async def _prompt_first(
-        self, generation: Generation
-    ) -> AsyncGenerator[tuple[int, RequestOutput, Sequence[SampledToken]]]:
-        """News one by one, with the logprobs of the choice's prompt.
+    def _piece(self, choice: int, output: RequestOutput, array: CompletionLogprobs, *, is_first: bool) -> str | None:
+        """The fields of a chunk's choice, after its index; None if there is nothing to tell."""
+        fields, prompt = self._fields, choice // self._fields.n
+        text = self._echoes[prompt] + output.text if is_first else output.text
+        for token in output.logprobs or ():
+            array.add(token, num_top=fields.logprobs or 0)
+        has_news = text or (output.token_ids and (fields.logprobs is not None or fields.return_token_ids))
+        if not has_news and output.finish_reason is None:
+            return None
+        logprobs = array.take() if fields.logprobs is not None else "null"
+        finish = finish_fields(output) if output.finish_reason is not None else '"finish_reason":null'
+        extra = ""
+        if fields.return_token_ids:
+            extra = f',"token_ids":{id_list(output.token_ids)}'
+            if is_first:
+                extra += f',"prompt_token_ids":{id_list(self._prompts[prompt])}'
+        return f'"text":{json_string(text)},"logprobs":{logprobs},{finish}{extra}'
 
-        The engine computes these once per prompt and gives them to its first choice; where all choices show them, the
-        others wait for that one.
-        """
-        n = self._fields.n
-        of_prompt: dict[int, Sequence[SampledToken]] = {}
-        waiting: dict[int, News] = {}
-        async with aclosing(generation.news()) as news:
-            async for items in news:
-                for choice, output in items:
-                    prompt = choice // n
-                    if choice % n == 0 and prompt not in of_prompt:
-                        of_prompt[prompt] = output.prompt_logprobs or ()
-                    if prompt not in of_prompt and self._echoes_logprobs:
-                        waiting.setdefault(prompt, []).append((choice, output))
-                        continue
-                    yield choice, output, of_prompt.get(prompt, ())
-                    for held in waiting.pop(prompt, ()):
-                        yield *held, of_prompt[prompt]
+
+class _PromptFirst:
+    """Puts the logprobs of its prompt beside what is new of a choice.
+
+    The engine computes these once per prompt and gives them to its first choice; where all choices show them, the
+    others wait for that one.
+    """
+
+    def __init__(self, n: int, *, holds_back: bool) -> None:
+        """n: choices per prompt; holds_back: whether all of them show the logprobs of the prompt."""
+        self._n = n
+        self._holds_back = holds_back
+        self._of_prompt: dict[int, Sequence[SampledToken]] = {}
+        self._waiting: dict[int, News] = {}
+
+    def arrange(self, news: News) -> list[tuple[int, RequestOutput, Sequence[SampledToken]]]:
+        """(choice, what is new, logprobs of its prompt) of what can be told now."""
+        arranged = []
+        for choice, output in news:
+            prompt = choice // self._n
+            if choice % self._n == 0 and prompt not in self._of_prompt:
+                self._of_prompt[prompt] = output.prompt_logprobs or ()
+            if self._holds_back and prompt not in self._of_prompt:
+                self._waiting.setdefault(prompt, []).append((choice, output))
+                continue
+            of_prompt = self._of_prompt.get(prompt, ())
+            arranged.append((choice, output, of_prompt))
+            if self._waiting:
+                arranged += [(*held, of_prompt) for held in self._waiting.pop(prompt, ())]
+        return arranged

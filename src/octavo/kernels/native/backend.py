@@ -140,31 +140,30 @@ class NativeBackend(Backend):
         assert self._program is not None, "bind() comes first"
         assert self._kv is not None, "allocate_kv_cache() comes first"
         packed = self._packer.pack(draws)
-        self._program.notify_fd = self.notify_fd
-        rows, forward_s, sample_s = self._program.run(
-            self._kv,
-            [
-                step.token_ids,
-                step.positions,
-                step.logit_rows,
-                step.slot_mapping,
-                step.query_starts,
-                step.context_lens,
-                step.copies.reshape(-1),
-            ],
+        arrays = [
+            step.token_ids,
+            step.positions,
+            step.logit_rows,
+            step.slot_mapping,
             step.block_tables,
-            packed.records,
-            packed.lists,
-            packed.bias_values,
-            np.array(targets, np.int32).reshape(-1),
+            step.query_starts,
+            step.context_lens,
+            step.copies,
+        ]
+        wanted = np.array(targets, np.int32) if targets else None
+        rows, forward_s, sample_s, gil_wait_s = self._program.run(
+            self._kv, arrays, packed.records, packed.lists, wanted, self.notify_fd
         )
-        tokens = [_sampled(row) for row in rows]
+        # without keywords: see hot_record
+        tokens = [
+            (SampledToken(row) if row >= 0 else None) if isinstance(row, int) else SampledToken(*row) for row in rows
+        ]
         return StepOutput(
             tokens=tokens[: len(draws)],
             row_logprobs=tokens[len(draws) :],
             forward_s=forward_s,
             sample_s=sample_s,
-            gil_wait_s=self._program.gil_wait_s,
+            gil_wait_s=gil_wait_s,
         )
 
     def model_cost(self) -> ModelCost:
@@ -177,6 +176,7 @@ class NativeBackend(Backend):
         """Release threads, weights and memory; idempotent."""
         self._program = self._kv = None
         self.__dict__.pop("_built", None)
+        self.__dict__.pop("_ledger", None)
         self.__dict__.pop("_context", None)
 
     def _note_mapping(self, data: NDArray[np.uint8]) -> None:
@@ -188,10 +188,3 @@ class NativeBackend(Backend):
             base = base.obj
         if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             self._mapped[id(base)] = base
-
-
-def _sampled(row: int | tuple[int, float, tuple[tuple[int, float], ...]]) -> SampledToken | None:
-    if isinstance(row, int):
-        return SampledToken(token_id=row) if row >= 0 else None
-    token, logprob, top = row
-    return SampledToken(token_id=token, logprob=logprob, top=top)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,8 +46,10 @@ DRAW_DTYPE = np.dtype(
         ("padding", "<i4"),
     ]
 )
+#: What differs between two draws of a plain request: the leading fields, ``stream`` and ``position``.
+_HEAD = struct.Struct("<Qq")
+_RECORD = struct.Struct(f"{_HEAD.format}{DRAW_DTYPE.itemsize - _HEAD.size}s")
 _NO_INTS = np.zeros(0, np.int32)
-_NO_REALS = np.zeros(0, np.float32)
 _KEPT = 4096  # parameter sets remembered
 
 
@@ -55,7 +58,7 @@ class _Prepared:
     """The half of a record that depends on the parameters alone."""
 
     params: SamplingParams  # kept alive, so that its id stays its own
-    record: bytes
+    tail: bytes  # of the record, after ``_HEAD``
     bias_ids: NDArray[np.int32]
     bias_values: NDArray[np.float32]
     allowed: NDArray[np.int32]
@@ -67,17 +70,9 @@ class _Prepared:
 class PackedDraws:
     """Arguments of ``_native.Program.run``."""
 
-    records: NDArray[np.uint8]
-    bias_ids: NDArray[np.int32]
-    allowed: NDArray[np.int32]
-    forbidden: NDArray[np.int32]
-    history: NDArray[np.int32]
-    breakers: NDArray[np.int32]
-    bias_values: NDArray[np.float32]
-
-    @property
-    def lists(self) -> list[NDArray[np.int32]]:
-        return [self.bias_ids, self.allowed, self.forbidden, self.history, self.breakers]
+    records: bytearray  # of DRAW_DTYPE
+    #: Bias ids, allowed, forbidden, history, breakers, bias values: of one draw after the other; [] if none has any.
+    lists: list[NDArray[np.int32] | NDArray[np.float32]]
 
 
 class DrawPacker:
@@ -88,17 +83,15 @@ class DrawPacker:
 
     def pack(self, draws: Sequence[Draw]) -> PackedDraws:
         """One record per draw; plain draws cost one lookup and one copy of 136 bytes each."""
-        prepared = [self._prepare(draw.params) for draw in draws]
-        buffer = bytearray(b"".join([p.record for p in prepared]))
-        records = np.frombuffer(buffer, DRAW_DTYPE)
-        records["stream"] = [draw.stream for draw in draws]
-        records["position"] = [draw.position for draw in draws]
-        packed = PackedDraws(
-            np.frombuffer(buffer, np.uint8), _NO_INTS, _NO_INTS, _NO_INTS, _NO_INTS, _NO_INTS, _NO_REALS
-        )
-        if not all(p.plain and not draw.banned_token_ids for p, draw in zip(prepared, draws, strict=True)):
-            _add_lists(packed, records, draws, prepared)
-        return packed
+        records, prepared, plain = bytearray(), self._prepared, True
+        for draw in draws:
+            half = prepared.get(id(draw.params)) or self._prepare(draw.params)
+            records += _RECORD.pack(draw.stream, draw.position, half.tail)
+            if draw.banned_token_ids or not half.plain:
+                plain = False
+        if plain:
+            return PackedDraws(records, [])
+        return _with_lists(records, draws, [self._prepare(draw.params) for draw in draws])
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
         known = self._prepared.get(id(params))
@@ -129,7 +122,7 @@ def _prepare(params: SamplingParams) -> _Prepared:
     record["num_breakers"] = len(breakers)
     return _Prepared(
         params,
-        record.tobytes(),
+        record.tobytes()[_HEAD.size :],
         np.array(list(bias), np.int32),
         np.array(list(bias.values()), np.float32),
         np.array(params.allowed_token_ids or (), np.int32),
@@ -138,20 +131,22 @@ def _prepare(params: SamplingParams) -> _Prepared:
     )
 
 
-def _add_lists(
-    packed: PackedDraws, records: NDArray[np.void], draws: Sequence[Draw], prepared: Sequence[_Prepared]
-) -> None:
+def _with_lists(buffer: bytearray, draws: Sequence[Draw], prepared: Sequence[_Prepared]) -> PackedDraws:
+    records = np.frombuffer(buffer, DRAW_DTYPE)
     forbidden = [_forbidden(draw) for draw in draws]
     history = [np.asarray(d.history, np.int32) if d.params.needs_history else _NO_INTS for d in draws]
     records["num_forbidden"] = [len(tokens) for tokens in forbidden]
     records["num_history"] = [len(tokens) for tokens in history]
     records["prompt_len"] = [draw.prompt_len for draw in draws]
-    packed.bias_ids = np.concatenate([p.bias_ids for p in prepared])
-    packed.bias_values = np.concatenate([p.bias_values for p in prepared])
-    packed.allowed = np.concatenate([p.allowed for p in prepared])
-    packed.breakers = np.concatenate([p.breakers for p in prepared])
-    packed.forbidden = np.concatenate(forbidden)
-    packed.history = np.concatenate(history)
+    lists: list[NDArray[np.int32] | NDArray[np.float32]] = [
+        np.concatenate([p.bias_ids for p in prepared]),
+        np.concatenate([p.allowed for p in prepared]),
+        np.concatenate(forbidden),
+        np.concatenate(history),
+        np.concatenate([p.breakers for p in prepared]),
+        np.concatenate([p.bias_values for p in prepared]),
+    ]
+    return PackedDraws(buffer, lists)
 
 
 def _forbidden(draw: Draw) -> NDArray[np.int32]:
