@@ -116,6 +116,7 @@ def test_logits_equal_transformers_in_chunks_of_any_size(name):
     torch.testing.assert_close(torch.cat(got), want, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_logits_do_not_depend_on_batch_mates_or_on_what_freed_blocks_hold():
     source = random_source()
     sequences = random_sequences(source.config, [5, 33, 64, 17, 50, 2, 71])

@@ -116,6 +116,7 @@ def render(source: str, messages: Any = (), time_limit_s: float = 0.2) -> str:
     return SandboxedTemplate(source).render({"messages": messages}, time_limit_s=time_limit_s, num_input_chars=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_an_endless_template_is_ended(source: str) -> None:
     template = SandboxedTemplate(source)
@@ -125,6 +126,7 @@ def test_an_endless_template_is_ended(source: str) -> None:
     assert time.perf_counter() - start < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS)
 def test_a_bomb_is_defused_before_it_takes_memory(source: str) -> None:
     tracemalloc.start()

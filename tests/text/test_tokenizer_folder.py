@@ -146,6 +146,7 @@ def test_plain_text_never_becomes_a_control_token(tmp_path: Path) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_the_default_model_as_a_folder_gives_the_ids_that_its_file_gives(
     tmp_path: Path, real_tokenizer: Tokenizer, data_dir: Path
 ) -> None:

@@ -283,6 +283,7 @@ def entry(dtype: object = "F32", shape: object = (4,), offsets: object = (0, 16)
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "message"),
     [

