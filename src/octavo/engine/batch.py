@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -35,50 +35,47 @@ def build_batch(
 ) -> Batch:
     """Lay chunks out as one ModelInput. One-token chunks must come first (StepPlan's order).
 
-    A position p of a sequence lies in slot ``block_ids[p // block_size] * block_size + p % block_size``. One walk fills
-    lists, which become arrays at the end: a call of numpy costs as much as ten numbers appended.
+    A position p of a sequence lies in slot ``block_ids[p // block_size] * block_size + p % block_size``. Lists are made
+    column by column and become arrays at the end: a call of numpy costs as much as ten numbers.
     """
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    query_starts = [0]
-    context_lens: list[int] = []
-    draws: list[Draw] = []
-    draw_chunks: list[int] = []
-    draw_rows: list[int] = []
+    lengths = [len(chunk.token_ids) for chunk in chunks]
+    count, num_one_query_seqs = len(chunks), lengths.count(1)
+    ones, longer = chunks[:num_one_query_seqs], chunks[num_one_query_seqs:]
+    assert 1 not in lengths[num_one_query_seqs:], "one-token chunks come first"
+    positions = [chunk.start for chunk in ones]
+    token_ids = [chunk.token_ids[0] for chunk in ones]
+    slots = [
+        chunk.block_ids[start // block_size] * block_size + start % block_size
+        for chunk, start in zip(ones, positions, strict=True)
+    ]
+    context_lens = [start + 1 for start in positions]
+    for chunk in longer:
+        start, end = chunk.start, chunk.end
+        token_ids += chunk.token_ids
+        positions += range(start, end)
+        slots += _slots(chunk.block_ids, start, end, block_size)
+        context_lens.append(end)
+    draws = [
+        # without keywords: see hot_record
+        Draw(chunk.draw, chunk.stream, end, chunk.history, chunk.prompt_len, chunk.banned_token_ids)
+        for chunk, end in zip(chunks, context_lens, strict=True)
+        if chunk.draw is not None
+    ]
+    asked = [index for index, chunk in enumerate(chunks) if chunk.want_logprobs]
     targets: list[tuple[int, int]] = []
     target_chunks: list[int] = []
-    target_rows: list[int] = []
-    num_one_query_seqs = row = 0  # row: the first one of the chunk
-    for index, chunk in enumerate(chunks):
-        start, block_ids = chunk.start, chunk.block_ids
-        end = start + len(chunk.token_ids)
-        if end - start == 1:
-            assert num_one_query_seqs == index, "one-token chunks come first"
-            num_one_query_seqs += 1
-            positions.append(start)
-            slots.append(block_ids[start // block_size] * block_size + start % block_size)
-        else:
-            positions += range(start, end)
-            slots += _slots(block_ids, start, end, block_size)
-        token_ids += chunk.token_ids
-        if chunk.want_logprobs:
-            targets += [(chunk.history[position], chunk.num_prompt_logprobs) for position in chunk.want_logprobs]
-            target_rows += [row + position - 1 - start for position in chunk.want_logprobs]
-            target_chunks += [index] * len(chunk.want_logprobs)
-        row += end - start
-        query_starts.append(row)
-        context_lens.append(end)
-        if chunk.draw is not None:
-            # without keywords: see hot_record
-            draws.append(Draw(chunk.draw, chunk.stream, end, chunk.history, chunk.prompt_len, chunk.banned_token_ids))
-            draw_chunks.append(index)
-            draw_rows.append(row - 1)
-    count = len(chunks)
-    if len(draws) == num_one_query_seqs == count < len(_COUNTING) and not targets:
-        starts_array, rows_array = _COUNTING[: count + 1], _COUNTING[:count]
+    if len(draws) == num_one_query_seqs == count < len(_COUNTING) and not asked:
+        draw_chunks, starts_array, rows_array = list(range(count)), _COUNTING[: count + 1], _COUNTING[:count]
     else:
-        starts_array, rows_array = np.array(query_starts, _INT32), np.array(draw_rows + target_rows, _INT32)
+        query_starts = [0, *accumulate(lengths)]
+        draw_chunks = [index for index, chunk in enumerate(chunks) if chunk.draw is not None]
+        rows = [query_starts[index + 1] - 1 for index in draw_chunks]
+        for index in asked:
+            chunk, first = chunks[index], query_starts[index] - chunks[index].start
+            targets += [(chunk.history[position], chunk.num_prompt_logprobs) for position in chunk.want_logprobs]
+            target_chunks += [index] * len(chunk.want_logprobs)
+            rows += [first + position - 1 for position in chunk.want_logprobs]
+        starts_array, rows_array = np.array(query_starts, _INT32), np.array(rows, _INT32)
     step = ModelInput(
         token_ids=np.array(token_ids, _INT32),
         positions=np.array(positions, _INT32),

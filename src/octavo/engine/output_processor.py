@@ -171,7 +171,11 @@ class OutputProcessor:
                 continue
             reason: FinishReason = "stop"
             try:
-                output, stop = self._process_one(sequence, event)
+                token = event.token
+                if token is not None and event.finish_reason is None and not event.prompt_logprobs and sequence.flows:
+                    output, stop = sequence.pass_on(token), None
+                else:
+                    output, stop = self._process_one(sequence, event)
             except Exception as error:
                 logger.exception("the text of request %s could not be made", event.request_id)
                 reason, stop = "error", f"{type(error).__name__}: {error}"
@@ -186,8 +190,6 @@ class OutputProcessor:
         token, finish = event.token, event.finish_reason
         if event.prompt_logprobs:
             sequence.prompt_logprobs += event.prompt_logprobs
-        if finish is None and token is not None and sequence.flows:
-            return sequence.pass_on(token), None
         text, stop = "", None
         tokens: Sequence[SampledToken] = ()
         if token is not None:
