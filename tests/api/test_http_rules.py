@@ -104,6 +104,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_value_of_any_field_makes_a_500(server: LiveServer, data: st.DataObject) -> None:

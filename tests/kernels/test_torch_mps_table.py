@@ -208,6 +208,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, op: Callable[[torch.Tensor], object])
     return recorder.ops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "complaint"),
     [
