@@ -9,6 +9,9 @@ MODEL  ?=
 HOST   ?= 127.0.0.1
 PORT   ?= 8000
 
+# Some environments forbid bytecode files; then every process that a test starts would compile octavo anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: serve test test-fast check format bench install dev clean
 .DEFAULT_GOAL := serve
 
