@@ -128,11 +128,21 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
-    app.add_exception_handler(Exception, _octavo_error)  # ServerErrorMiddleware also logs it
+    app.add_exception_handler(Exception, _bug)
 
 
 async def _octavo_error(request: Request, error: Exception) -> Response:
     return error_response(error, _request_id(request))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """ServerErrorMiddleware raises it again once this is sent; uvicorn then logs it and closes the connection.
+
+    So the client must be told, or it would send its next request into a connection that is about to close.
+    """
+    response = error_response(error, _request_id(request))
+    response.headers["connection"] = "close"
+    return response
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
