@@ -10,16 +10,9 @@ from numpy.typing import NDArray
 
 from octavo.kernels.reference.dequantise import dequantise
 from octavo.kernels.weight_tensor import Encoding
-from octavo.model.weights.gguf_file import DEFAULT_ALIGNMENT, GGUFFile
+from octavo.model.weights.gguf_file import DEFAULT_ALIGNMENT, SUPPORTED_TYPES, GGUFFile
 
-TYPE_NUMBERS: dict[Encoding, int] = {
-    "F32": 0,
-    "F16": 1,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q8_0": 8,
-    "BF16": 30,
-}  # as GGUF writes encodings
+TYPE_NUMBERS = {encoding: number for number, encoding in SUPPORTED_TYPES.items()}
 Entry = tuple[str, tuple[int, ...], Encoding, int]  # name, row-major shape, encoding, offset into the data section
 
 

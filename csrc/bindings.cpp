@@ -224,20 +224,20 @@ nb::tuple BoundProgram::run(const KvCache& kv, nb::list arrays, nb::handle draws
         throw std::invalid_argument("there are " + std::to_string(step.logit_rows.size()) + " logit_rows but " +
                                     std::to_string(params.size()) + " draws and " + std::to_string(wanted.size()) +
                                     " targets");
-    std::pair<double, double> seconds;
+    double sample_s;
     const auto began = std::chrono::steady_clock::now();
     std::chrono::steady_clock::time_point done;
     {
         nb::gil_scoped_release release;
         notify(notify_fd);
         sampler_.begin(params, draw_lists, wanted);
-        seconds = program_.run(step, kv, sampler_);
+        sample_s = program_.run(step, kv, sampler_);
         done = std::chrono::steady_clock::now();
     }
     const double gil_wait_s = seconds_between(done, std::chrono::steady_clock::now());
     // All that is not Python's counts as the forward pass, so checking the step and waking the threads too.
-    const double forward_s = seconds_between(began, done) - seconds.second;
-    return nb::make_tuple(results_to_python(sampler_.results()), forward_s, seconds.second, gil_wait_s);
+    const double forward_s = seconds_between(began, done) - sample_s;
+    return nb::make_tuple(results_to_python(sampler_.results()), forward_s, sample_s, gil_wait_s);
 }
 
 // The pool has one caller at a time: measure while no step runs.

@@ -116,8 +116,8 @@ class Program {
     int width(int buffer) const { return buffers_.at(static_cast<size_t>(buffer)).width; }
     // A float buffer of at least `rows` rows; throws std::out_of_range.
     Floats floats(int buffer, int rows) const;
-    // Checks and runs a step. Seconds of the forward pass, and of the draws.
-    std::pair<double, double> run(const Step& step, const KvCache& kv, LogitsConsumer& consumer);
+    // Checks and runs a step. Seconds that the draws took of it.
+    double run(const Step& step, const KvCache& kv, LogitsConsumer& consumer);
 
   private:
     struct Run;  // program_run.cpp

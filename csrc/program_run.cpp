@@ -43,7 +43,7 @@ struct Program::Run {
     const AttentionPlan attention;
     std::vector<float> partials;  // of split attention
     WorkCounter* counters;
-    double forward_s = 0.0, sample_s = 0.0;  // written by thread 0
+    double sample_s = 0.0;  // written by thread 0
 
     bool work(int thread);
 
@@ -86,7 +86,7 @@ struct Program::Run {
     }
 };
 
-std::pair<double, double> Program::run(const Step& step, const KvCache& kv, LogitsConsumer& consumer) {
+double Program::run(const Step& step, const KvCache& kv, LogitsConsumer& consumer) {
     const KvShape& s = kv.shape();
     if (s.num_kv_heads != shape_.num_kv_heads || s.head_dim != shape_.head_dim || s.num_layers < num_layers_)
         throw std::invalid_argument("the KV cache has other layers, heads or head_dim than the model");
@@ -99,11 +99,10 @@ std::pair<double, double> Program::run(const Step& step, const KvCache& kv, Logi
     Run run{*this, step, kv, consumer, std::move(plan), {}, counters};
     run.partials.resize(run.attention.parts.size() * static_cast<size_t>(group) * static_cast<size_t>(s.v_dim() + 2));
     pool_.run_shared([](void* context, int thread) { return static_cast<Run*>(context)->work(thread); }, &run);
-    return {run.forward_s, run.sample_s};
+    return run.sample_s;
 }
 
 bool Program::Run::work(int thread) {
-    const double start = now();
     WorkCounter* next = counters;
     const auto copy = [&](int i) {
         const int32_t* c = step.copies.data() + 3 * static_cast<size_t>(i);
@@ -129,10 +128,7 @@ bool Program::Run::work(int thread) {
         if (!p.pool_.stage(*next++, static_cast<uint32_t>(slice.count), thread, consume)) return false;
         sampling += now() - begin;
     }
-    if (thread == 0) {
-        sample_s = sampling;
-        forward_s = now() - start - sampling;
-    }
+    if (thread == 0) sample_s = sampling;
     return true;
 }
 

@@ -3,18 +3,11 @@
 #pragma once
 
 #include <stddef.h>
-#include <stdint.h>
+
+#include "tile_config.h"
 
 namespace {
 namespace tiles {
-
-// Palette 1: rows and bytes per row of each of the 8 tiles (Intel SDM vol. 1, 18.3). Both 0: a tile that is not used.
-struct alignas(64) Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes_per_row[16] = {};
-    uint8_t rows[16] = {};
-};
-static_assert(sizeof(Config) == 64);
 
 // Sets all tiles to zero.
 inline void load_config(const Config& config) { __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory"); }

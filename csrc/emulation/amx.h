@@ -5,14 +5,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../amx/tile_config.h"
+
 namespace {
 namespace tiles {
-
-struct alignas(64) Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes_per_row[16] = {};
-    uint8_t rows[16] = {};
-};
 
 struct State {
     Config config;

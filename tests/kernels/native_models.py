@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,12 @@ def random_tensor(
     return WeightTensor(name=name, shape=shape, encoding=encoding, data=groups.reshape(-1))
 
 
+def to_bfloat16(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Finite numbers rounded to bfloat16, to nearest even, as float32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
 @contextmanager
 def pinned_isa(isa: str) -> Iterator[None]:
     """OCTAVO_ISA for the time of a ``with``."""
@@ -111,16 +118,13 @@ def random_llama(
     encoding: Encoding,
     isa: str = "",
     *,
-    threads: int = 1,
-    kv_dtype: str = "auto",
-    fused: bool = True,
-    activations: Activations = "int8",
     block_size: int = 16,
     num_blocks: int = 64,
+    **options: Any,
 ) -> NativeBackend:
-    """A backend with a bound random model: the same weights for the same arguments."""
+    """A backend with a bound random model: the same weights for the same arguments. options: those of ``backend``."""
     rng = np.random.default_rng(7)
-    made = backend(c, isa, threads=threads, kv_dtype=kv_dtype, fused=fused, activations=activations)
+    made = backend(c, isa, **options)
     weights = {
         name: made.pack(random_tensor(rng, spec.shape, encoding, name), spec.uses)
         for name, spec in find_architecture("llama").tensors(c).items()

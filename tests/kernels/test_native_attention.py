@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_models import ISAS, allocate, backend, config
+from native_models import ISAS, allocate, backend, config, to_bfloat16
 from native_steps import Seq, step_input
 from numpy.typing import NDArray
 
@@ -138,12 +138,6 @@ def test_attention_does_not_depend_on_chunks_blocks_or_threads_to_the_last_bit(w
         np.testing.assert_array_equal(other, whole)
 
 
-def to_bf16(x: Floats) -> Floats:
-    """Rounded to bfloat16, to nearest even, as float32."""
-    bits = x.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-
-
 def assert_same_bits(result: Floats, wanted: Floats, note: str = "") -> None:
     """Zeros of either sign differ; NaN equals NaN."""
     np.testing.assert_array_equal(np.isnan(result), np.isnan(wanted), note)
@@ -161,7 +155,7 @@ def test_attention_in_bfloat16_equals_dense_attention_of_rounded_operands(
     blocks = list(np.random.default_rng(1).permutation(-(-n // block_size)).tolist())
     scale = head_dim**-0.5
     q, k, v = tables
-    wanted = dense(to_bf16(q * np.float32(scale)), to_bf16(k), to_bf16(v), c, 1.0, window, soft_cap)
+    wanted = dense(to_bfloat16(q * np.float32(scale)), to_bfloat16(k), to_bfloat16(v), c, 1.0, window, soft_cap)
     options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap}
     results = [
         run_chunks(isa, c, tables, [n], blocks, block_size, "bfloat16", activations="bf16", **options) for isa in ISAS

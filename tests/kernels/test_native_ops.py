@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from native_models import ENCODINGS, ISAS, OpModel, allocate, backend, config, random_tensor
+from native_models import ENCODINGS, ISAS, OpModel, allocate, backend, config, random_tensor, to_bfloat16
 from native_steps import Seq, step_input
 from numpy.typing import NDArray
 
@@ -186,7 +186,7 @@ def test_by_rows_takes_int8_for_eight_rows_and_bfloat16_for_more(encoding: Encod
 
 
 def _bfloat16_product(x: Floats, weight: Floats) -> Floats:
-    a, b = _bfloat16(x), _bfloat16(weight)
+    a, b = to_bfloat16(x), to_bfloat16(weight)
     acc = np.zeros((len(a), len(b)), np.float32)
     for start in range(0, a.shape[1], 32):
         chains = np.zeros((2, *acc.shape), np.float32)
@@ -194,12 +194,6 @@ def _bfloat16_product(x: Floats, weight: Floats) -> Floats:
             chains[k % 2] = _fma(a[:, k, None], b[None, :, k], chains[k % 2])
         acc += chains[0] + chains[1]
     return acc
-
-
-def _bfloat16(x: Floats) -> Floats:
-    """Rounded to nearest even; for finite numbers."""
-    bits = np.ascontiguousarray(x).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)).astype(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def _integer_product(x: Floats, data: NDArray[np.uint8], encoding: Encoding, num_out: int) -> Floats:

@@ -83,23 +83,21 @@ class DrawPacker:
 
     def pack(self, draws: Sequence[Draw]) -> PackedDraws:
         """One record per draw; plain draws cost one lookup and one copy of 136 bytes each."""
-        records, prepared, plain = bytearray(), self._prepared, True
+        records, plain = bytearray(), True
+        prepared: list[_Prepared] = []
         for draw in draws:
-            half = prepared.get(id(draw.params)) or self._prepare(draw.params)
+            half = self._prepared.get(id(draw.params)) or self._prepare(draw.params)
+            prepared.append(half)
             records += _RECORD.pack(draw.stream, draw.position, half.tail)
             if draw.banned_token_ids or not half.plain:
                 plain = False
-        if plain:
-            return PackedDraws(records, [])
-        return _with_lists(records, draws, [self._prepare(draw.params) for draw in draws])
+        return PackedDraws(records, []) if plain else _with_lists(records, draws, prepared)
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
-        known = self._prepared.get(id(params))
-        if known is None:
-            if len(self._prepared) >= _KEPT:
-                self._prepared.clear()
-            known = self._prepared[id(params)] = _prepare(params)
-        return known
+        if len(self._prepared) >= _KEPT:
+            self._prepared.clear()
+        made = self._prepared[id(params)] = _prepare(params)
+        return made
 
 
 def _prepare(params: SamplingParams) -> _Prepared:

@@ -48,7 +48,7 @@ MAX_ENTRIES = 65_536  # keys; nested arrays; tensors
 MAX_ARRAY_DEPTH = 4
 MAX_DIMS = 4
 
-_SUPPORTED: dict[int, Encoding] = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 30: "BF16"}
+SUPPORTED_TYPES: dict[int, Encoding] = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 30: "BF16"}
 # fmt: off
 _UNSUPPORTED = {  # only to name them
     6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
@@ -264,10 +264,10 @@ class _Header:
         if 0 in shape:
             self._fail(f"tensor {name!r} has a dimension of 0: {shape}")
         kind = self._number("I", name)
-        if kind not in _SUPPORTED:
+        if kind not in SUPPORTED_TYPES:
             known = _UNSUPPORTED.get(kind, f"the unknown encoding {kind}")
-            self._fail(f"tensor {name!r} is stored as {known}; supported are {', '.join(_SUPPORTED.values())}")
-        encoding = _SUPPORTED[kind]
+            self._fail(f"tensor {name!r} is stored as {known}; supported are {', '.join(SUPPORTED_TYPES.values())}")
+        encoding = SUPPORTED_TYPES[kind]
         try:
             num_bytes = encoded_bytes(encoding, shape)
         except ValueError as error:
