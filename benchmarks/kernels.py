@@ -93,16 +93,14 @@ def step(num_seqs: int, queries: int, context: int) -> ModelInput:
     positions = np.tile(np.arange(context - queries, context, dtype=np.int32), num_seqs)
     tables = np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width)
     slots = tables[np.repeat(np.arange(num_seqs), queries), positions // BLOCK] * BLOCK + positions % BLOCK
-    return ModelInput(
-        token_ids=np.zeros(tokens, np.int32),
+    return ModelInput.of(
+        token_ids=[0] * tokens,
         positions=positions,
-        logit_rows=np.zeros(0, np.int32),
-        slot_mapping=slots.astype(np.int32),
-        block_tables=tables,
-        query_starts=np.arange(0, tokens + 1, queries, dtype=np.int32),
-        context_lens=np.full(num_seqs, context, np.int32),
-        num_one_query_seqs=num_seqs if queries == 1 else 0,
-        copies=np.zeros((0, 3), np.int32),
+        slot_mapping=slots,
+        logit_rows=[],
+        query_starts=range(0, tokens + 1, queries),
+        context_lens=[context] * num_seqs,
+        block_tables=list(tables),
     )
 
 

@@ -8,12 +8,14 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <tuple>
 
 #include "cpu_features.h"
 #include "kv_cache.h"
@@ -31,7 +33,7 @@ namespace {
 
 using Reals = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Sizes = std::tuple<size_t, size_t, size_t, size_t>;
 
 template <class Array>
 auto view(const Array& array) {
@@ -60,12 +62,6 @@ class Buffer {
     std::span<const T> span() const {
         return {static_cast<const T*>(view_.buf), static_cast<size_t>(view_.len) / sizeof(T)};
     }
-    // Columns of a matrix.
-    int cols() const {
-        if (view_.ndim != 2) throw std::invalid_argument("block_tables must have two dimensions");
-        return static_cast<int>(view_.shape[1]);
-    }
-    size_t rows() const { return static_cast<size_t>(view_.shape[0]); }
 
   private:
     Py_buffer view_;
@@ -153,11 +149,11 @@ class BoundProgram {
         program_.keep(m);
         return &m->view;
     }
-    // arrays: those of a Step, in its order. lists: bias ids, allowed, forbidden, history, breakers (int32) and bias
-    // values (float32), or nothing at all. targets: None for none. notify_fd gets a byte once the GIL is released.
+    // ints, sizes: those of a Step. lists: bias ids, allowed, forbidden, history, breakers (int32) and bias values
+    // (float32), or nothing at all. targets: None for none. notify_fd gets a byte once the GIL is released.
     // Returns (results, seconds of the forward pass, of the draws, of waiting for the GIL afterwards).
-    nb::tuple run(const KvCache& kv, nb::list arrays, nb::handle draws, nb::list lists, nb::handle targets,
-                  int notify_fd);
+    nb::tuple run(const KvCache& kv, nb::handle ints_object, const Sizes& sizes, nb::handle draws, nb::list lists,
+                  nb::handle targets, int notify_fd);
 
   private:
     std::shared_ptr<Context> context_;
@@ -191,17 +187,12 @@ nb::list results_to_python(const std::vector<RowResult>& results) {
     return rows;
 }
 
-nb::tuple BoundProgram::run(const KvCache& kv, nb::list arrays, nb::handle draws, nb::list lists, nb::handle targets,
-                            int notify_fd) {
-    if (arrays.size() != 8 || (lists.size() != 0 && lists.size() != 6))
-        throw std::invalid_argument("run takes 8 step arrays, and 6 lists or none");
-    const Ints32 token_ids(arrays[0]), positions(arrays[1]), logit_rows(arrays[2]), slot_mapping(arrays[3]),
-        block_tables(arrays[4]), query_starts(arrays[5]), context_lens(arrays[6]), copies(arrays[7]);
-    Step step{token_ids.span(),    positions.span(),    logit_rows.span(),   slot_mapping.span(),
-              block_tables.span(), query_starts.span(), context_lens.span(), copies.span()};
-    step.table_width = block_tables.cols();
-    if (block_tables.rows() != step.context_lens.size())
-        throw std::invalid_argument("block_tables must have one row per sequence");
+nb::tuple BoundProgram::run(const KvCache& kv, nb::handle ints_object, const Sizes& sizes, nb::handle draws,
+                            nb::list lists, nb::handle targets, int notify_fd) {
+    if (lists.size() != 0 && lists.size() != 6) throw std::invalid_argument("run takes 6 lists or none");
+    const Ints32 step_ints(ints_object);
+    const auto [num_tokens, num_rows, num_seqs, num_copies] = sizes;
+    const Step step(step_ints.span(), num_tokens, num_rows, num_seqs, num_copies);
     const Buffer<uint8_t> records(draws, "B");
     std::optional<Ints32> ints[5], wanted_buffer;
     std::optional<Buffer<float>> bias_values;
@@ -230,7 +221,7 @@ nb::tuple BoundProgram::run(const KvCache& kv, nb::list arrays, nb::handle draws
     {
         nb::gil_scoped_release release;
         notify(notify_fd);
-        sampler_.begin(params, draw_lists, wanted);
+        sampler_.begin(step, params, draw_lists, wanted);
         sample_s = program_.run(step, kv, sampler_);
         done = std::chrono::steady_clock::now();
     }
@@ -398,7 +389,7 @@ void bind_program(nb::module_& m) {
                 return array;
             },
             "buffer"_a, "rows"_a, "The first rows of a float buffer, as the last step left them.")
-        .def("run", &P::run, "kv"_a, "arrays"_a, "draws"_a, "lists"_a, "targets"_a.none(), "notify_fd"_a);
+        .def("run", &P::run, "kv"_a, "ints"_a, "sizes"_a, "draws"_a, "lists"_a, "targets"_a.none(), "notify_fd"_a);
     bind_row_ops(program);
     bind_phases(program);
 }

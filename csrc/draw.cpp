@@ -298,14 +298,14 @@ double log_sum_exp(const Kernels& kernels, const float* x, int n, float shift, D
 }
 
 int32_t choose(const Kernels& kernels, const float* x, int n, int best, float largest, const DrawParams& draw,
-               DrawScratch& scratch) {
+               int64_t position, DrawScratch& scratch) {
     if (largest == -kInfinity) return -1;
     if (draw.temperature == 0.0f) return best;
     DrawScratch& s = scratch;
     const float temperature = std::max(draw.temperature, static_cast<float>(kMinTemperature));
     kernels.softmax_terms(x, n, largest, temperature, s.z.data(), s.weights.data(), s.block_sums.data());
-    const bool exclude = uniform(draw.stream, draw.position, 1) < draw.xtc_probability;
-    const double u = uniform(draw.stream, draw.position, 0);
+    const bool exclude = uniform(draw.stream, position, 1) < draw.xtc_probability;
+    const double u = uniform(draw.stream, position, 0);
     std::vector<Candidate>& c = s.candidates;
     bool cut = false;  // by top-p already
     if (draw.top_k > 0 && draw.top_k < n) {

@@ -33,12 +33,15 @@ Sampler::Sampler(const Kernels& kernels, int vocab_size, int threads)
 
 Sampler::~Sampler() = default;
 
-void Sampler::begin(std::span<const DrawParams> draws, const DrawLists& lists, std::span<const Target> targets) {
+void Sampler::begin(const Step& step, std::span<const DrawParams> draws, const DrawLists& lists,
+                    std::span<const Target> targets) {
     check_ids("logit_bias", lists.bias_ids, vocab_size_);
     check_ids("allowed_token_ids", lists.allowed, vocab_size_);
     check_ids("the forbidden tokens", lists.forbidden, vocab_size_);
     check_ids("the history", lists.history, vocab_size_);
     for (const Target& target : targets) check_ids("targets", {&target.token, 1}, vocab_size_);
+    logit_rows_ = step.logit_rows;
+    positions_ = step.positions;
     draws_ = draws;
     targets_ = targets;
     per_draw_.clear();
@@ -80,7 +83,8 @@ void Sampler::draw(const float* logits, int row, DrawScratch& scratch) {
     float largest = raw_largest;
     bool unused;
     if (x != logits) best = kernels_.argmax(x, vocab_size_, &largest, &unused);
-    result.token = choose(kernels_, x, vocab_size_, best, largest, draw, scratch);
+    const int64_t position = int64_t{positions_[static_cast<size_t>(logit_rows_[r])]} + 1;
+    result.token = choose(kernels_, x, vocab_size_, best, largest, draw, position, scratch);
     if (result.token >= 0 && draw.num_logprobs >= 0)
         report(logits, raw_largest, result.token, draw.num_logprobs, scratch, result);
 }

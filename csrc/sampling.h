@@ -15,7 +15,6 @@ namespace octavo {
 // The fixed part of a draw. Mirrored by DRAW_DTYPE in kernels/native/draws.py, whose offsets a test compares.
 struct DrawParams {
     uint64_t stream;
-    int64_t position;
     double typical_p, top_p, min_p, xtc_probability, xtc_threshold;
     double dry_multiplier, dry_base;
     float temperature, repetition_penalty, presence_penalty, frequency_penalty;
@@ -28,7 +27,7 @@ struct DrawParams {
     int32_t num_bias, num_allowed, num_forbidden, num_history, num_breakers;
     int32_t padding;
 };
-static_assert(sizeof(DrawParams) == 136);
+static_assert(sizeof(DrawParams) == 128);
 
 // Ragged lists, one after the other in the order of the draws.
 struct DrawLists {
@@ -57,9 +56,10 @@ class Sampler final : public LogitsConsumer {
     Sampler(const Sampler&) = delete;
     Sampler& operator=(const Sampler&) = delete;
 
-    // For the next step; the arrays must stay alive until it is done. Throws std::invalid_argument if a list is too
-    // short or a token id is outside the vocabulary.
-    void begin(std::span<const DrawParams> draws, const DrawLists& lists, std::span<const Target> targets);
+    // For the next step; the arrays must stay alive until it is done. A row's draw is of the position after the row's.
+    // Throws std::invalid_argument if a list is too short or a token id is outside the vocabulary.
+    void begin(const Step& step, std::span<const DrawParams> draws, const DrawLists& lists,
+               std::span<const Target> targets);
     void consume(const float* logits, int row, int thread) override;
     const std::vector<RowResult>& results() const { return results_; }
 
@@ -71,6 +71,7 @@ class Sampler final : public LogitsConsumer {
     const Kernels& kernels_;
     const int vocab_size_;
     std::vector<std::unique_ptr<struct DrawScratch>> scratch_;  // made by the thread that uses it
+    std::span<const int32_t> logit_rows_, positions_;
     std::span<const DrawParams> draws_;
     DrawLists lists_;
     std::span<const Target> targets_;

@@ -1,5 +1,6 @@
 #include "step.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -11,12 +12,6 @@ void require(bool ok, const char* what, int64_t value, const char* wanted, int64
     if (!ok)
         throw std::invalid_argument(std::string(what) + " is " + std::to_string(value) + " but must be " + wanted +
                                     " " + std::to_string(limit));
-}
-
-void check_length(const char* name, size_t length, size_t wanted) {
-    if (length != wanted)
-        throw std::invalid_argument(std::string(name) + " has " + std::to_string(length) + " entries but must have " +
-                                    std::to_string(wanted));
 }
 
 // Every value in [low, high).
@@ -43,16 +38,38 @@ void check_sequence(const Step& step, int s, const KvShape& kv) {
 
 }  // namespace
 
+Step::Step(std::span<const int32_t> ints, size_t num_tokens, size_t num_rows, size_t num_seqs, size_t num_copies) {
+    const size_t size = ints.size();
+    // each is at most the whole, so that the sum below cannot overflow
+    const bool possible = num_seqs >= 1 && std::max({num_tokens, num_rows, num_seqs, num_copies}) <= size;
+    const size_t fixed = possible ? 3 * (num_tokens + num_copies) + num_rows + 2 * num_seqs + 1 : 0;
+    if (!possible || fixed > size || (size - fixed) % num_seqs)
+        throw std::invalid_argument("a step of " + std::to_string(num_tokens) + " tokens, " + std::to_string(num_rows) +
+                                    " rows, " + std::to_string(num_seqs) + " sequences and " +
+                                    std::to_string(num_copies) + " copies cannot have " + std::to_string(size) +
+                                    " ints");
+    const auto take = [&ints](size_t count) {
+        const auto part = ints.first(count);
+        ints = ints.subspan(count);
+        return part;
+    };
+    token_ids = take(num_tokens);
+    positions = take(num_tokens);
+    slot_mapping = take(num_tokens);
+    logit_rows = take(num_rows);
+    query_starts = take(num_seqs + 1);
+    context_lens = take(num_seqs);
+    copies = take(3 * num_copies);
+    block_tables = ints;
+    table_width = static_cast<int>(ints.size() / num_seqs);
+}
+
 void check_step(const Step& step, const StepLimits& limits, const KvShape& kv) {
     const size_t tokens = step.token_ids.size(), seqs = step.context_lens.size();
     require(tokens >= 1 && tokens <= static_cast<size_t>(limits.max_tokens), "the number of token_ids",
             static_cast<int64_t>(tokens), "from 1 to", limits.max_tokens);
     require(seqs >= 1 && seqs <= static_cast<size_t>(limits.max_seqs), "the number of context_lens",
             static_cast<int64_t>(seqs), "from 1 to", limits.max_seqs);
-    check_length("positions", step.positions.size(), tokens);
-    check_length("slot_mapping", step.slot_mapping.size(), tokens);
-    check_length("query_starts", step.query_starts.size(), seqs + 1);
-    check_length("block_tables", step.block_tables.size(), seqs * static_cast<size_t>(step.table_width));
     require(step.logit_rows.size() <= tokens, "the number of logit_rows", static_cast<int64_t>(step.logit_rows.size()),
             "at most", static_cast<int64_t>(tokens));
     check_range("token_ids", step.token_ids, 0, limits.vocab_size);
@@ -62,8 +79,6 @@ void check_step(const Step& step, const StepLimits& limits, const KvShape& kv) {
     for (size_t s = 0; s < seqs; ++s) check_sequence(step, static_cast<int>(s), kv);
     require(step.query_starts[seqs] == step.num_tokens(), "the last of query_starts", step.query_starts[seqs],
             "the number of tokens,", step.num_tokens());
-    require(step.copies.size() % 3 == 0, "the size of copies", static_cast<int64_t>(step.copies.size()),
-            "a multiple of", 3);
     for (size_t i = 0; i < step.copies.size(); i += 3) {
         check_range("copies", step.copies.subspan(i, 2), 0, kv.num_blocks);
         require(step.copies[i + 2] >= 0 && step.copies[i + 2] <= kv.block_size, "a copy's number of tokens",

@@ -11,15 +11,18 @@ namespace octavo {
 
 // Mirrors kernels/base.py: ModelInput.
 struct Step {
+    // Parts of `ints`, which must stay alive, in its order. Throws std::invalid_argument if they do not make it up.
+    Step(std::span<const int32_t> ints, size_t num_tokens, size_t num_rows, size_t num_seqs, size_t num_copies);
+
     std::span<const int32_t> token_ids;     // [T]
     std::span<const int32_t> positions;     // [T]
-    std::span<const int32_t> logit_rows;    // [R]
     std::span<const int32_t> slot_mapping;  // [T]
-    std::span<const int32_t> block_tables;  // [S, table_width]
+    std::span<const int32_t> logit_rows;    // [R]
     std::span<const int32_t> query_starts;  // [S + 1]
     std::span<const int32_t> context_lens;  // [S]
     std::span<const int32_t> copies;        // [C, 3]
-    int table_width = 0;
+    std::span<const int32_t> block_tables;  // [S, table_width]
+    int table_width;
 
     int num_tokens() const { return static_cast<int>(token_ids.size()); }
     int num_rows() const { return static_cast<int>(logit_rows.size()); }

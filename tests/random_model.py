@@ -138,16 +138,15 @@ def make_step(
     slots = blocks[seqs, positions // block_size] * block_size + positions % block_size
     one_query = [len(tokens) == 1 for _, tokens in chunks]
     assert one_query == sorted(one_query, reverse=True), "one-query sequences come first"
-    return ModelInput(
-        token_ids=np.concatenate([np.asarray(tokens, dtype=np.int32) for _, tokens in chunks]),
-        positions=positions.astype(np.int32),
-        logit_rows=(np.arange(starts[-1]) if all_logits else starts[1:] - 1).astype(np.int32),
-        slot_mapping=slots.astype(np.int32),
-        block_tables=blocks,
-        query_starts=starts.astype(np.int32),
-        context_lens=np.array([start + len(tokens) for start, tokens in chunks], dtype=np.int32),
-        num_one_query_seqs=sum(one_query),
-        copies=np.asarray(copies, dtype=np.int32).reshape(-1, 3),
+    return ModelInput.of(
+        token_ids=[token for _, tokens in chunks for token in tokens],
+        positions=positions,
+        slot_mapping=slots,
+        logit_rows=range(starts[-1]) if all_logits else starts[1:] - 1,
+        query_starts=starts,
+        context_lens=[start + len(tokens) for start, tokens in chunks],
+        block_tables=list(blocks),
+        copies=copies,
     )
 
 

@@ -1,5 +1,6 @@
 """octavo's CPU kernels (csrc/bindings.cpp)."""
 
+from array import array
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -82,8 +83,9 @@ class Program:
     def run(
         self,
         kv: KvCache,
-        arrays: Sequence[NDArray[np.int32]],
-        draws: bytearray,
+        ints: array[int],
+        sizes: tuple[int, int, int, int],
+        draws: bytes,
         lists: Sequence[NDArray[np.int32] | NDArray[np.float32]],
         targets: NDArray[np.int32] | None,
         notify_fd: int,

@@ -6,7 +6,7 @@ from array import array
 import numpy as np
 import pytest
 
-from octavo.core.plan import ScheduledChunk
+from octavo.core.plan import DrawRule, ScheduledChunk
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.batch import build_batch
 
@@ -26,13 +26,13 @@ def test_every_position_gets_the_slot_that_its_block_table_names() -> None:
         for length in sorted(rng.choices([1, 1, 2, 5, 40] if rng.random() < 0.7 else [1], k=rng.randint(1, 6))):
             start = rng.randint(0, 50)
             blocks = rng.sample(range(1000), -(-(start + length) // block_size) + rng.randint(0, 2))
-            draw = SamplingParams() if rng.random() < most_draw else None
+            draw = DrawRule(params=SamplingParams(), stream=0) if rng.random() < most_draw else None
             chunks.append(chunk(start, rng.choices(range(100), k=length), blocks, draw=draw))
         batch = build_batch(chunks, (), block_size)
         step = batch.step
-        assert batch.draw_chunks == [index for index, one in enumerate(chunks) if one.draw is not None]
+        assert list(batch.draw_chunks) == [index for index, one in enumerate(chunks) if one.draw is not None]
         assert step.logit_rows.tolist() == [step.query_starts[index + 1] - 1 for index in batch.draw_chunks]
-        assert [draw.position for draw in batch.draws] == [chunks[index].end for index in batch.draw_chunks]
+        assert [step.positions[row] + 1 for row in step.logit_rows] == [chunks[i].end for i in batch.draw_chunks]
         row = 0
         for index, one in enumerate(chunks):
             assert step.query_starts[index] == row
@@ -55,16 +55,16 @@ def test_every_position_gets_the_slot_that_its_block_table_names() -> None:
 
 
 def test_draw_rows_come_first_and_targets_name_the_predicted_token() -> None:
-    params = SamplingParams(temperature=0.0)
+    rule = DrawRule(params=SamplingParams(temperature=0.0), stream=7)
     history = [10, 11, 12, 13, 14]
     chunks = [
-        chunk(4, [14], [0, 1, 2], draw=params, stream=7, prompt_len=3),
+        chunk(4, [14], [0, 1, 2], draw=rule),
         chunk(1, [11, 12, 13], [3, 4, 5], history=history, want_logprobs=range(2, 5), num_prompt_logprobs=2),
     ]
     batch = build_batch(chunks, [(1, 2, 1)], 2)
     assert batch.step.logit_rows.tolist() == [0, 1, 2, 3]
     assert batch.draw_chunks == [0]
-    assert (batch.draws[0].position, batch.draws[0].stream) == (5, 7)
+    assert batch.draws == [rule]
     assert batch.targets == [(12, 2), (13, 2), (14, 2)]
     assert batch.target_chunks == [1, 1, 1]
     assert batch.step.copies.tolist() == [[1, 2, 1]]

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from octavo.core.plan import SampledToken
+from octavo.core.plan import DrawRule, SampledToken
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.base import Backend, Draw, ModelInput, StepOutput
+from octavo.kernels.base import Backend, ModelInput, StepOutput
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=5)
 
@@ -27,7 +25,11 @@ class Seq:
 
 
 def step_input(
-    chunks: Sequence[tuple[Seq, int]], block_size: int, *, logit_rows: Sequence[int] | None = None, copies: object = ()
+    chunks: Sequence[tuple[Seq, int]],
+    block_size: int,
+    *,
+    logit_rows: Sequence[int] | None = None,
+    copies: Sequence[Sequence[int]] = (),
 ) -> ModelInput:
     """A step that runs the next ``n`` positions of each sequence; by default the last row of each is wanted."""
     chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
@@ -40,20 +42,15 @@ def step_input(
         starts.append(len(tokens))
         contexts.append(seq.computed + n)
     width = max(len(seq.blocks) for seq, _ in chunks)
-    tables = np.zeros((len(chunks), width), np.int32)
-    for row, (seq, _) in zip(tables, chunks, strict=True):
-        row[: len(seq.blocks)] = seq.blocks
-    rows = [end - 1 for end in starts[1:]] if logit_rows is None else list(logit_rows)
-    return ModelInput(
-        token_ids=np.array(tokens, np.int32),
-        positions=np.array(positions, np.int32),
-        logit_rows=np.array(rows, np.int32),
-        slot_mapping=np.array(slots, np.int32),
-        block_tables=tables,
-        query_starts=np.array(starts, np.int32),
-        context_lens=np.array(contexts, np.int32),
-        num_one_query_seqs=sum(n == 1 for _, n in chunks),
-        copies=np.array(copies, np.int32).reshape(-1, 3),
+    return ModelInput.of(
+        token_ids=tokens,
+        positions=positions,
+        slot_mapping=slots,
+        logit_rows=[end - 1 for end in starts[1:]] if logit_rows is None else logit_rows,
+        query_starts=starts,
+        context_lens=contexts,
+        block_tables=[seq.blocks + [0] * (width - len(seq.blocks)) for seq, _ in chunks],
+        copies=copies,
     )
 
 
@@ -61,8 +58,7 @@ def advance(backend: Backend, chunks: Sequence[tuple[Seq, int]], block_size: int
     """Run one step; sequences whose last known token was run get the drawn one appended."""
     chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
     step = step_input(chunks, block_size)
-    draws = [Draw(params=seq.params, stream=seq.stream, position=seq.computed + n) for seq, n in chunks]
-    result = backend.run(step, draws)
+    result = backend.run(step, [DrawRule(params=seq.params, stream=seq.stream) for seq, _ in chunks])
     for (seq, n), token in zip(chunks, result.tokens, strict=True):
         seq.computed += n
         if seq.computed == len(seq.tokens):

@@ -10,9 +10,8 @@ import pytest
 from native_models import ENCODINGS, ISAS, allocate, config, random_llama
 from native_steps import Seq, advance, step_input
 
-from octavo.core.plan import SampledToken
+from octavo.core.plan import DrawRule, SampledToken
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.base import Draw
 from octavo.kernels.native.backend import Activations, NativeBackend
 from octavo.kernels.weight_tensor import Encoding
 from octavo.model import decoder
@@ -108,7 +107,7 @@ def test_a_forked_block_continues_like_its_source(activations: Activations) -> N
     tokens = np.random.default_rng(4).integers(0, 117, 29).tolist()
     first = Seq(list(tokens), [3, 7, 9], PARAMS)
     advance(made, [(first, 28)], BLOCK)
-    draw = [Draw(params=PARAMS, stream=0, position=29)]
+    draw = [DrawRule(params=PARAMS, stream=0)]
     fork = Seq(list(tokens), [3, 100, 101], PARAMS, computed=28)
     forked = made.run(step_input([(fork, 1)], BLOCK, copies=[(7, 100, 12)]), draw)
     straight = made.run(step_input([(first, 1)], BLOCK), draw)

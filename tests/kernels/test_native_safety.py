@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from array import array
 
 import numpy as np
 import pytest
@@ -13,14 +14,15 @@ from native_steps import Seq, advance, step_input
 
 from octavo import _native
 from octavo.core.errors import ConfigError
+from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.base import Draw
+from octavo.kernels.base import ModelInput
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.native.draws import DRAW_DTYPE
 from octavo.kernels.native.threads import default_threads
 
 C = config()
-GREEDY = [Draw(params=SamplingParams(temperature=0.0), stream=0, position=20)]
+GREEDY = [DrawRule(params=SamplingParams(temperature=0.0), stream=0)]
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +34,13 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+PARTS = [name for name, kind in vars(ModelInput).items() if isinstance(kind, property)]
 HOSTILE = [
     ("token_ids", lambda a: a + 117, "token_ids has 1.. but takes"),
     ("token_ids", lambda a: a - 200, "token_ids has -"),
     ("positions", lambda a: a + 1, "a position is"),
     ("slot_mapping", lambda a: a + 64 * 16, "slot_mapping has"),
     ("slot_mapping", lambda a: a * 0 - 2, "slot_mapping has -2"),
-    ("slot_mapping", lambda a: a[:-1], "slot_mapping has 19 entries but must have 20"),
     ("block_tables", lambda a: a + 64, "block_tables has"),
     ("block_tables", lambda a: a - 64, "block_tables has -"),
     ("block_tables", lambda a: a[:, :1].copy(), "at most what its block table covers"),
@@ -58,10 +60,22 @@ HOSTILE = [
 def test_a_hostile_step_is_refused_by_name(made: NativeBackend, field: str, spoil, message: str) -> None:
     seq = Seq(list(range(20)), [5, 6])
     step = step_input([(seq, 20)], 16)
-    broken = dataclasses.replace(step, **{field: spoil(getattr(step, field))})
+    parts = {name: getattr(step, name) for name in PARTS}
     with pytest.raises(ValueError, match=message):
-        made.run(broken, GREEDY)
+        made.run(ModelInput.of(**parts | {field: spoil(parts[field])}), GREEDY)
     assert made.run(step, GREEDY).tokens[0] is not None  # and the backend still works
+
+
+@pytest.mark.parametrize("size", ["num_tokens", "num_rows", "num_seqs", "num_copies"])
+@pytest.mark.parametrize("forged", [0, 2, 21, 2**31, 2**62, -1])
+def test_a_forged_size_never_reaches_beyond_the_array(made: NativeBackend, size: str, forged: int) -> None:
+    step = step_input([(Seq(list(range(20)), [5, 6]), 20)], 16)
+    if forged != getattr(step, size):
+        with pytest.raises((ValueError, TypeError)):
+            made.run(dataclasses.replace(step, **{size: forged}), GREEDY)
+    with pytest.raises(ValueError, match="array of run"):
+        made.run(dataclasses.replace(step, ints=array("q", step.ints)), GREEDY)
+    assert made.run(step, GREEDY).tokens[0] is not None
 
 
 def test_more_tokens_or_sequences_than_bound_are_refused(made: NativeBackend) -> None:
@@ -84,7 +98,7 @@ def test_token_ids_outside_the_vocabulary_never_reach_the_sampler(made: NativeBa
     else:
         extra = {"banned_token_ids": (117,)}
     with pytest.raises(ValueError, match="but the vocabulary has 117 tokens"):
-        made.run(step_input([(Seq([1], [0]), 1)], 16), [Draw(params=params, stream=0, position=1, **extra)])
+        made.run(step_input([(Seq([1], [0]), 1)], 16), [DrawRule(params=params, stream=0, **extra)])
 
 
 def test_a_row_that_is_not_finite_fails_alone() -> None:

@@ -11,7 +11,7 @@ from native_models import ISAS, allocate, backend, config
 from native_steps import Seq, step_input
 from numpy.typing import NDArray
 
-from octavo.core.plan import SampledToken
+from octavo.core.plan import DrawRule, SampledToken
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Array, Draw, Ops
 from octavo.kernels.native.backend import NativeBackend
@@ -39,8 +39,8 @@ class Rows:
         made.bind(_Identity(made, c, table), max_tokens=n, max_seqs=1)
         return cls(made, vocab)
 
-    def run(self, draws: Sequence[Draw], targets: Sequence[tuple[int, int]] = ()) -> list[SampledToken | None]:
-        """Row i is drawn by draws[i], then come the targets."""
+    def run(self, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> list[SampledToken | None]:
+        """Row i, at position i, is drawn by draws[i], then come the targets."""
         n = len(draws) + len(targets)
         step = step_input([(Seq(list(range(n)), list(range(64))), n)], 16, logit_rows=range(n))
         out = self.made.run(step, draws, targets)
@@ -65,9 +65,9 @@ class _Identity:
         return ops.logits(rows, self._eye)
 
 
-def compare(got: list[SampledToken | None], logits: Floats, draws: Sequence[Draw]) -> None:
+def compare(got: list[SampledToken | None], logits: Floats, draws: Sequence[DrawRule]) -> None:
     for row, (token, draw) in enumerate(zip(got, draws, strict=True)):
-        wanted = reference.sample(logits[row], draw)
+        wanted = reference.sample(logits[row], Draw.at(draw, row + 1))
         if wanted is None or token is None:
             assert token == wanted
             continue
@@ -127,7 +127,7 @@ STAGES = [
 @pytest.mark.parametrize("fields", STAGES, ids=lambda fields: ",".join(fields) or "plain")
 def test_each_stage_draws_what_the_reference_draws(rows: Rows, fields: dict) -> None:
     params = SamplingParams(**fields, logprobs=4)
-    draws = [Draw(params=params, stream=1000 + i, position=i) for i in range(NUM)]
+    draws = [DrawRule(params=params, stream=1000 + i) for i in range(NUM)]
     compare(rows.run(draws), LOGITS, draws)
 
 
@@ -153,9 +153,7 @@ def test_penalties_look_at_the_history_as_the_reference_does(rows: Rows, fields:
     draws = []
     for i in range(NUM):
         history = rng.integers(0, 6, i % 40).tolist()  # few distinct tokens: many repeats
-        draws.append(
-            Draw(params=params, stream=i, position=len(history), history=history, prompt_len=len(history) // 3)
-        )
+        draws.append(DrawRule(params=params, stream=i, history=history, prompt_len=len(history) // 3))
     logits = LOGITS.copy()
     compare(rows.run(draws), logits, draws)
 
@@ -167,14 +165,12 @@ def test_banned_tokens_and_parameters_of_all_kinds_share_a_step(rows: Rows) -> N
         params = SamplingParams(**fields, logprobs=(None, 0, 20)[i % 3])
         history = rng.integers(0, VOCAB, 30).tolist() if i % 2 else [1, 2, 3] * 9
         banned = tuple(rng.integers(0, VOCAB, 3).tolist()) if i % 5 == 0 else ()
-        draws.append(
-            Draw(params=params, stream=2**63 + i, position=27, history=history, prompt_len=4, banned_token_ids=banned)
-        )
+        draws.append(DrawRule(params=params, stream=2**63 + i, history=history, prompt_len=4, banned_token_ids=banned))
     compare(rows.run(draws), LOGITS, draws)
 
 
 def test_target_rows_report_their_token(rows: Rows) -> None:
-    draw = Draw(params=SamplingParams(temperature=0.0), stream=0, position=0)
+    draw = DrawRule(params=SamplingParams(temperature=0.0), stream=0)
     targets = [(i, i % 21) for i in range(NUM - 1)]
     got = rows.run([draw], targets)
     for row, (token, alternatives) in enumerate(targets, start=1):
@@ -186,7 +182,7 @@ def test_target_rows_report_their_token(rows: Rows) -> None:
 
 
 def test_every_instruction_set_reports_the_same_bits() -> None:
-    draws = [Draw(params=SamplingParams(top_p=0.9, logprobs=5), stream=i, position=0) for i in range(NUM)]
+    draws = [DrawRule(params=SamplingParams(top_p=0.9, logprobs=5), stream=i) for i in range(NUM)]
     results = [Rows.of(LOGITS, isa).run(draws) for isa in ISAS]
     assert all(result == results[0] for result in results)
 
@@ -199,15 +195,15 @@ def test_a_row_with_one_value_that_is_not_finite_fails(poison: float, place: int
     # 0 * inf is NaN in the identity head, so poison the row through a table of its own
     table = Rows.of(logits)
     params = SamplingParams(logprobs=1)
-    got = table.run([Draw(params=params, stream=0, position=0)] * 3)
+    got = table.run([DrawRule(params=params, stream=0)] * 3)
     assert got[1] is None
     assert got[0] is not None
     assert got[2] is not None
 
 
 def test_a_draw_with_everything_masked_fails_alone(rows: Rows) -> None:
-    masked = Draw(params=SamplingParams(allowed_token_ids=(3,)), stream=0, position=0, banned_token_ids=(3,))
-    free = Draw(params=SamplingParams(temperature=0.0), stream=0, position=0)
+    masked = DrawRule(params=SamplingParams(allowed_token_ids=(3,)), stream=0, banned_token_ids=(3,))
+    free = DrawRule(params=SamplingParams(temperature=0.0), stream=0)
     got = rows.run([masked, free])
     assert got[0] is None
     assert got[1] is not None
@@ -219,7 +215,7 @@ def test_draws_follow_their_distribution() -> None:
     row[[3, 9, 30, 63]] = np.log([0.5, 0.25, 0.15, 0.1])
     table, counts = Rows.of(np.tile(row, (64, 1))), np.zeros(64)
     for step in range(300):
-        draws = [Draw(params=SamplingParams(), stream=7, position=64 * step + i) for i in range(64)]
+        draws = [DrawRule(params=SamplingParams(), stream=step) for _ in range(64)]
         for token in table.run(draws):
             assert token is not None
             counts[token.token_id] += 1

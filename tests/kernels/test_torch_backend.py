@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
+from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels import select
-from octavo.kernels.base import Draw, KVCacheLayout, ModelInput
+from octavo.kernels.base import KVCacheLayout, ModelInput
 from octavo.kernels.reference.rope import inverse_frequencies
 from octavo.kernels.torch import attention, backend
 from octavo.kernels.torch.backend import TorchBackend
@@ -42,7 +44,12 @@ CONFIG = ModelConfig(
 )
 
 
-def step_of(chunks: list[tuple[int, int]], slots: np.ndarray | None = None) -> ModelInput:
+def step_of(
+    chunks: list[tuple[int, int]],
+    slots: np.ndarray | None = None,
+    token_ids: Iterable[int] | None = None,
+    copies: Sequence[Sequence[int]] = (),
+) -> ModelInput:
     """Chunks (start, length), one per sequence, over consecutive shuffled blocks."""
     order, tables = np.random.default_rng(5).permutation(LAYOUT.num_blocks), []
     width = max(-(-(start + length) // BLOCK) for start, length in chunks)
@@ -54,16 +61,15 @@ def step_of(chunks: list[tuple[int, int]], slots: np.ndarray | None = None) -> M
     blocks = np.stack(tables)
     if slots is None:
         slots = blocks[seqs, positions // BLOCK] * BLOCK + positions % BLOCK
-    return ModelInput(
-        token_ids=np.zeros(len(positions), np.int32),
-        positions=positions.astype(np.int32),
-        logit_rows=np.arange(len(positions), dtype=np.int32),
-        slot_mapping=slots.astype(np.int32),
-        block_tables=blocks.astype(np.int32),
-        query_starts=np.cumsum([0] + [length for _, length in chunks]).astype(np.int32),
-        context_lens=np.array([start + length for start, length in chunks], np.int32),
-        num_one_query_seqs=sum(length == 1 for _, length in chunks),
-        copies=np.zeros((0, 3), np.int32),
+    return ModelInput.of(
+        token_ids=[0] * len(positions) if token_ids is None else token_ids,
+        positions=positions,
+        slot_mapping=slots,
+        logit_rows=range(len(positions)),
+        query_starts=np.cumsum([0] + [length for _, length in chunks]),
+        context_lens=[start + length for start, length in chunks],
+        block_tables=list(blocks),
+        copies=copies,
     )
 
 
@@ -194,9 +200,8 @@ def test_block_copies_run_in_every_layer_and_take_only_the_head_of_the_block():
     torch_backend, _ = echo_backend(torch.zeros(50, 50))
     torch_backend._kv_cache.copy_(torch.arange(torch_backend._kv_cache.numel()).view_as(torch_backend._kv_cache))
     before = torch_backend._kv_cache.clone()
-    step = step_of([(0, 1)])
-    copies = np.array([[3, 9, 2], [4, 1, 4]], np.int32)
-    torch_backend.run(replace(step, copies=copies), [Draw(params=SamplingParams(), stream=0, position=1)])
+    step = step_of([(0, 1)], copies=[[3, 9, 2], [4, 1, 4]])
+    torch_backend.run(step, [DrawRule(params=SamplingParams(), stream=0)])
     want = before.clone()
     want[:, :, 9, :2], want[:, :, 1] = before[:, :, 3, :2], before[:, :, 4]
     assert torch.equal(torch_backend._kv_cache, want)
@@ -205,8 +210,8 @@ def test_block_copies_run_in_every_layer_and_take_only_the_head_of_the_block():
 def test_prompt_logprobs_run_in_slices_and_equal_those_of_one_piece(monkeypatch):
     table = torch.randn(50, 50, generator=torch.Generator().manual_seed(1))
     torch_backend, model = echo_backend(table)
-    step = replace(step_of([(0, 30)]), token_ids=np.arange(30, dtype=np.int32))
-    draws = [Draw(params=SamplingParams(temperature=0.0), stream=0, position=1)]
+    step = step_of([(0, 30)], token_ids=range(30))
+    draws = [DrawRule(params=SamplingParams(temperature=0.0), stream=0)]
     targets = [(token, token % 3) for token in range(29)]
     whole = torch_backend.run(step, draws, targets)
     monkeypatch.setattr(backend, "TARGET_SLICE_BYTES", 4 * 50 * 7)
@@ -223,8 +228,8 @@ def test_a_row_that_is_not_finite_fails_its_own_draw_alone():
     table = torch.zeros(50, 50)
     table[7, 3] = math.nan
     torch_backend, _ = echo_backend(table)
-    step = replace(step_of([(0, 3)]), token_ids=np.array([1, 7, 2], np.int32))
-    draws = [Draw(params=SamplingParams(temperature=t), stream=0, position=1) for t in (0.0, 1.0, 1.0)]
+    step = step_of([(0, 3)], token_ids=[1, 7, 2])
+    draws = [DrawRule(params=SamplingParams(temperature=t), stream=0) for t in (0.0, 1.0, 1.0)]
     assert [token is None for token in torch_backend.run(step, draws).tokens] == [False, True, False]
 
 

@@ -12,15 +12,16 @@ import torch
 
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig, RopeScaling
+from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.base import Array, Draw, KVCacheLayout, Model, Ops
+from octavo.kernels.base import Array, KVCacheLayout, Model, Ops
 from octavo.kernels.torch.backend import TorchBackend
 from octavo.model.decoder import expected_tensors, load
 from octavo.model.registry import build_model
 from random_model import TINY_LLAMA, MemorySource, make_step, random_source, transformers_twin, variant
 
 BLOCK_SIZE = 4
-GREEDY = Draw(params=SamplingParams(temperature=0.0), stream=0, position=0)
+GREEDY = DrawRule(params=SamplingParams(temperature=0.0), stream=0)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {},

@@ -139,7 +139,7 @@ class ModelFreeRunner:
         logprobs = tuple(prompt_logprob(context[:p], chunk.history[p]) for p in chunk.want_logprobs)
         if chunk.draw is None:
             return None, logprobs
-        return SampledToken(token_id=drawn_token(context, chunk.stream, chunk.banned_token_ids)), logprobs
+        return SampledToken(token_id=drawn_token(context, chunk.draw.stream, chunk.draw.banned_token_ids)), logprobs
 
 
 class RandomChunkSizer(ChunkSizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,13 +53,13 @@ def test_a_chunk_carries_what_its_draw_needs() -> None:
     driver.add(request("a", 6, 4, sampling=sampling))
     first, second, third, fourth = (driver.step().chunks[0] for _ in range(4))
     assert first.draw is None
-    assert first.history == ()
-    assert first.banned_token_ids == ()
-    assert second.draw is sampling
-    assert len(second.history) == 9  # a view: two more tokens and the last have joined since
-    assert second.prompt_len == 6
-    assert second.banned_token_ids == third.banned_token_ids == (900, 901)
-    assert fourth.banned_token_ids == ()
+    assert second.draw is not None
+    assert second.draw.params is sampling
+    assert len(second.draw.history) == 9  # a view: two more tokens and the last have joined since
+    assert second.draw.prompt_len == 6
+    assert second.draw.banned_token_ids == (900, 901)
+    assert third.draw is second.draw
+    assert fourth.draw == replace(second.draw, banned_token_ids=())
     assert (second.start, second.end, len(second.block_ids)) == (4, 6, 2)
 
 

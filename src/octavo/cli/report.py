@@ -22,6 +22,7 @@ def host_facts() -> dict[str, Any]:
     """CPU, cores, memory, load, versions, source revision, command and time: what a figure means nothing without."""
     return {
         **dataclasses.asdict(probe_host()),
+        "python": sys.version,
         "versions": {name: package_version(name) for name in _PACKAGES},
         "revision": _revision(),
         "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),

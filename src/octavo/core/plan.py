@@ -12,6 +12,20 @@ from octavo.core.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawRule:
+    """What a sequence's draws are a pure function of, besides their logits and positions.
+
+    A sequence keeps one as long as nothing in it changes, so that a backend may remember what it made of it.
+    """
+
+    params: SamplingParams
+    stream: int  # Request.stream, 64 bits
+    history: Sequence[int] = ()  # all known tokens, growing, if params.needs_history
+    prompt_len: int = 0
+    banned_token_ids: tuple[int, ...] = ()  # stop tokens while fewer than min_tokens are out
+
+
 @hot_record
 class ScheduledChunk:
     """Run positions ``[start, start + len(token_ids))`` of one sequence. There is no prefill/decode flag."""
@@ -20,14 +34,11 @@ class ScheduledChunk:
     start: int
     token_ids: Sequence[int]  # of the positions to run
     block_ids: Sequence[int]  # buffer of int32; the block table's head, covers all of [0, end); valid until apply()
-    draw: SamplingParams | None = None  # set only if the chunk reaches the last known token and a token is wanted
-    stream: int = 0  # Request.stream, for the draw
-    history: Sequence[int] = ()  # all known tokens, if the draw's parameters or want_logprobs need them; until apply()
-    prompt_len: int = 0
-    banned_token_ids: tuple[int, ...] = ()  # stop tokens while fewer than min_tokens are out
+    draw: DrawRule | None = None  # set only if the chunk reaches the last known token and a token is wanted
+    reason: str = "decode"  # why this length: "decode", "budget", "target_itl", "memory", "last piece", ...
     want_logprobs: range = range(0)  # positions p whose logprob given [0, p) is asked for; p - 1 lies in this chunk
     num_prompt_logprobs: int = 0  # alternatives per wanted position
-    reason: str = "decode"  # why this length: "decode", "budget", "target_itl", "memory", "last piece", ...
+    history: Sequence[int] = ()  # all known tokens, if want_logprobs needs them; valid until apply()
 
     @property
     def end(self) -> int:

@@ -1,22 +1,17 @@
-"""From a plan's chunks to arrays: the only place where positions become slots."""
+"""From a plan's chunks to one array: the only place where positions become slots."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from octavo.core.plan import ScheduledChunk
+from octavo.core.plan import DrawRule, ScheduledChunk
 from octavo.core.records import hot_record
-from octavo.kernels.base import Draw, ModelInput
+from octavo.kernels.base import ModelInput
 
 _NO_BLOCK = bytes(4)  # int32 0: pads the rows of a block table
-_INT32 = np.dtype(np.int32)
-_NO_COPIES = np.zeros((0, 3), _INT32)
-_COUNTING = np.arange(4097, dtype=_INT32)  # where each sequence runs one token, its row is its index
 
 
 @hot_record
@@ -24,8 +19,8 @@ class Batch:
     """One pass over some chunks: what the backend needs, and which chunk each result belongs to."""
 
     step: ModelInput
-    draws: list[Draw]
-    draw_chunks: list[int]  # index into the given chunks, per draw
+    draws: list[DrawRule]
+    draw_chunks: Sequence[int]  # index into the given chunks, per draw
     targets: list[tuple[int, int]]  # (token id, alternatives), per prompt-logprob row
     target_chunks: list[int]
 
@@ -35,8 +30,7 @@ def build_batch(
 ) -> Batch:
     """Lay chunks out as one ModelInput. One-token chunks must come first (StepPlan's order).
 
-    A position p of a sequence lies in slot ``block_ids[p // block_size] * block_size + p % block_size``. Lists are made
-    column by column and become arrays at the end: a call of numpy costs as much as ten numbers.
+    A position p of a sequence lies in slot ``block_ids[p // block_size] * block_size + p % block_size``.
     """
     lengths = [len(chunk.token_ids) for chunk in chunks]
     count, num_one_query_seqs = len(chunks), lengths.count(1)
@@ -55,38 +49,27 @@ def build_batch(
         positions += range(start, end)
         slots += _slots(chunk.block_ids, start, end, block_size)
         context_lens.append(end)
-    draws = [
-        # without keywords: see hot_record
-        Draw(chunk.draw, chunk.stream, end, chunk.history, chunk.prompt_len, chunk.banned_token_ids)
-        for chunk, end in zip(chunks, context_lens, strict=True)
-        if chunk.draw is not None
-    ]
+    draws = [chunk.draw for chunk in chunks if chunk.draw is not None]
     asked = [index for index, chunk in enumerate(chunks) if chunk.want_logprobs]
+    query_starts: Sequence[int] = range(count + 1)
+    draw_chunks: Sequence[int] = range(count)
+    rows: Sequence[int] = draw_chunks
     targets: list[tuple[int, int]] = []
     target_chunks: list[int] = []
-    if len(draws) == num_one_query_seqs == count < len(_COUNTING) and not asked:
-        draw_chunks, starts_array, rows_array = list(range(count)), _COUNTING[: count + 1], _COUNTING[:count]
-    else:
+    if longer or asked or len(draws) < count:
         query_starts = [0, *accumulate(lengths)]
         draw_chunks = [index for index, chunk in enumerate(chunks) if chunk.draw is not None]
-        rows = [query_starts[index + 1] - 1 for index in draw_chunks]
+        target_rows: list[int] = []
         for index in asked:
             chunk, first = chunks[index], query_starts[index] - chunks[index].start
             targets += [(chunk.history[position], chunk.num_prompt_logprobs) for position in chunk.want_logprobs]
             target_chunks += [index] * len(chunk.want_logprobs)
-            rows += [first + position - 1 for position in chunk.want_logprobs]
-        starts_array, rows_array = np.array(query_starts, _INT32), np.array(rows, _INT32)
-    step = ModelInput(
-        token_ids=np.array(token_ids, _INT32),
-        positions=np.array(positions, _INT32),
-        logit_rows=rows_array,
-        slot_mapping=np.array(slots, _INT32),
-        block_tables=_block_tables(chunks),
-        query_starts=starts_array,
-        context_lens=np.array(context_lens, _INT32),
-        num_one_query_seqs=num_one_query_seqs,
-        copies=np.array(block_copies, _INT32).reshape(-1, 3) if block_copies else _NO_COPIES,
-    )
+            target_rows += [first + position - 1 for position in chunk.want_logprobs]
+        rows = [query_starts[index + 1] - 1 for index in draw_chunks] + target_rows
+    copies = chain.from_iterable(block_copies)
+    ints = array("i", [*token_ids, *positions, *slots, *rows, *query_starts, *context_lens, *copies])
+    ints.frombytes(_block_tables(chunks))
+    step = ModelInput(ints, len(token_ids), len(rows), count, len(block_copies), num_one_query_seqs)
     return Batch(step, draws, draw_chunks, targets, target_chunks)
 
 
@@ -99,12 +82,12 @@ def _slots(block_ids: Sequence[int], start: int, end: int, block_size: int) -> l
     return slots[first : first + end - start]
 
 
-def _block_tables(chunks: Sequence[ScheduledChunk]) -> NDArray[np.int32]:
+def _block_tables(chunks: Sequence[ScheduledChunk]) -> bytes:
     """[S, B] block ids, padded with 0, B the longest table's number of blocks."""
-    widths = [len(chunk.block_ids) for chunk in chunks]
-    width = max(widths, default=0)
     parts: list[Any] = [chunk.block_ids for chunk in chunks]  # buffers of int32
+    widths = list(map(len, parts))
+    width = max(widths, default=0)
     if min(widths, default=0) < width:
         padding = [_NO_BLOCK * (width - used) for used in widths]
         parts = list(chain.from_iterable(zip(parts, padding, strict=True)))
-    return np.frombuffer(bytearray().join(parts), _INT32).reshape(len(chunks), width)
+    return b"".join(parts)

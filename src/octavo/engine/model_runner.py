@@ -6,13 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
 from octavo.core.config import StepMode
-from octavo.core.plan import SampledToken, ScheduledChunk, StepPlan, StepResult
+from octavo.core.plan import DrawRule, SampledToken, ScheduledChunk, StepPlan, StepResult
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.batch import build_batch
-from octavo.kernels.base import Backend, Draw, ModelInput
+from octavo.kernels.base import Backend, ModelInput
 
 
 class Runner(Protocol):
@@ -96,19 +94,16 @@ class ModelRunner:
         max_tokens: positions that a step may have; the pass takes a block's worth if that is less
         """
         num_tokens = min(self._block_size, max_tokens)
-        array = np.arange(num_tokens, dtype=np.int32)
-        step = ModelInput(
-            token_ids=np.zeros(num_tokens, dtype=np.int32),
-            positions=array,
-            logit_rows=np.array([num_tokens - 1], dtype=np.int32),
-            slot_mapping=np.full(num_tokens, -1, dtype=np.int32),
-            block_tables=np.zeros((1, 1), dtype=np.int32),
-            query_starts=np.array([0, num_tokens], dtype=np.int32),
-            context_lens=np.array([num_tokens], dtype=np.int32),
-            num_one_query_seqs=0,
-            copies=np.zeros((0, 3), dtype=np.int32),
+        step = ModelInput.of(
+            token_ids=[0] * num_tokens,
+            positions=range(num_tokens),
+            slot_mapping=[-1] * num_tokens,
+            logit_rows=[num_tokens - 1],
+            query_starts=[0, num_tokens],
+            context_lens=[num_tokens],
+            block_tables=[[0]],
         )
-        self._backend.run(step, [Draw(params=SamplingParams(temperature=0.0), stream=0, position=num_tokens)])
+        self._backend.run(step, [DrawRule(params=SamplingParams(temperature=0.0), stream=0)])
 
     def close(self) -> None:
         self._backend.close()

@@ -8,17 +8,18 @@ Therefore model code may not branch on a number of tokens, sequences or rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.model_config import ModelConfig
-from octavo.core.plan import SampledToken
+from octavo.core.plan import DrawRule, SampledToken
 from octavo.core.records import hot_record
-from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.weight_tensor import WeightTensor
 
 Array = Any  # a backend's activation array: opaque to models
@@ -102,29 +103,100 @@ class Model(Protocol):
 
 @hot_record
 class ModelInput:
-    """One step, as arrays. T tokens of S sequences; one-query sequences come first. All int32, C-contiguous."""
+    """One step, in one array: T tokens of S sequences, of which those with one query come first, R wanted rows.
 
-    token_ids: NDArray[np.int32]  # [T]
-    positions: NDArray[np.int32]  # [T]
-    logit_rows: NDArray[np.int32]  # [R] indices into T: first the rows of draws, then those of prompt logprobs
-    slot_mapping: NDArray[np.int32]  # [T] block_id * block_size + offset; -1 writes nothing
-    block_tables: NDArray[np.int32]  # [S, B] padded with 0
-    query_starts: NDArray[np.int32]  # [S + 1] sequence s runs tokens [query_starts[s], query_starts[s + 1])
-    context_lens: NDArray[np.int32]  # [S] positions visible to the last query, itself included
+    One array, since each that Python makes and hands over costs as much as the numbers of several sequences.
+    """
+
+    ints: array[int]  # int32: the parts below, one after the other
+    num_tokens: int  # T
+    num_rows: int  # R
+    num_seqs: int  # S
+    num_copies: int  # C
     num_one_query_seqs: int
-    copies: NDArray[np.int32]  # [C, 3] (src block, dst block, num_tokens), before any KV write
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        token_ids: Iterable[int],
+        positions: Iterable[int],
+        slot_mapping: Iterable[int],
+        logit_rows: Iterable[int],
+        query_starts: Iterable[int],
+        context_lens: Iterable[int],
+        block_tables: Sequence[Iterable[int]],
+        copies: Sequence[Iterable[int]] = (),
+    ) -> ModelInput:
+        """Of the parts, each of the length that its property below names."""
+        starts, rows, tokens, seen = list(query_starts), list(logit_rows), list(token_ids), list(context_lens)
+        parts = (tokens, positions, slot_mapping, rows, starts, seen, *copies, *block_tables)
+        ones = sum(end - start == 1 for start, end in pairwise(starts))
+        ints = array("i", map(int, chain.from_iterable(parts)))
+        return cls(ints, len(tokens), len(rows), len(seen), len(copies), ones)
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """[T]"""
+        return self._part(0, self.num_tokens)
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """[T]"""
+        return self._part(self.num_tokens, self.num_tokens)
+
+    @property
+    def slot_mapping(self) -> NDArray[np.int32]:
+        """[T] block_id * block_size + offset; -1 writes nothing"""
+        return self._part(2 * self.num_tokens, self.num_tokens)
+
+    @property
+    def logit_rows(self) -> NDArray[np.int32]:
+        """[R] indices into T: first the rows of draws, then those of prompt logprobs"""
+        return self._part(3 * self.num_tokens, self.num_rows)
+
+    @property
+    def query_starts(self) -> NDArray[np.int32]:
+        """[S + 1] sequence s runs tokens [query_starts[s], query_starts[s + 1])"""
+        return self._part(3 * self.num_tokens + self.num_rows, self.num_seqs + 1)
+
+    @property
+    def context_lens(self) -> NDArray[np.int32]:
+        """[S] positions visible to the last query, itself included"""
+        return self._part(3 * self.num_tokens + self.num_rows + self.num_seqs + 1, self.num_seqs)
+
+    @property
+    def copies(self) -> NDArray[np.int32]:
+        """[C, 3] (src block, dst block, num_tokens), before any KV write"""
+        start = 3 * self.num_tokens + self.num_rows + 2 * self.num_seqs + 1
+        return self._part(start, 3 * self.num_copies).reshape(-1, 3)
+
+    @property
+    def block_tables(self) -> NDArray[np.int32]:
+        """[S, B] padded with any ids"""
+        start = 3 * (self.num_tokens + self.num_copies) + self.num_rows + 2 * self.num_seqs + 1
+        return self._part(start, len(self.ints) - start).reshape(self.num_seqs, -1)
+
+    def _part(self, start: int, length: int) -> NDArray[np.int32]:
+        return np.frombuffer(self.ints, np.int32)[start : start + length]
 
 
-@hot_record
-class Draw:
-    """What a draw is a pure function of, besides its logits row."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw(DrawRule):
+    """What a draw is a pure function of, besides its logits row. Its ``history`` is all tokens before it."""
 
-    params: SamplingParams
-    stream: int  # 64 bits
     position: int  # index in the sequence of the token being drawn
-    history: Sequence[int] = ()  # all tokens before it, when params.needs_history
-    prompt_len: int = 0
-    banned_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def at(cls, rule: DrawRule, position: int) -> Draw:
+        return cls(
+            params=rule.params,
+            stream=rule.stream,
+            history=rule.history,
+            prompt_len=rule.prompt_len,
+            banned_token_ids=rule.banned_token_ids,
+            position=position,
+        )
 
 
 @hot_record
@@ -205,11 +277,11 @@ class Backend(ABC):
         """Take the model to run. max_tokens, max_seqs: bounds of T and S of any later step."""
 
     @abstractmethod
-    def run(self, step: ModelInput, draws: Sequence[Draw], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
+    def run(self, step: ModelInput, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
         """One step: copies, KV writes, forward, draws.
 
-        draws: for logit_rows[:len(draws)]. targets: (token id, number of alternatives) of the remaining logit rows,
-        whose log-softmax is wanted at that token.
+        draws: for logit_rows[:len(draws)], each of the position after its row's. targets: (token id, number of
+        alternatives) of the remaining logit rows, whose log-softmax is wanted at that token.
         """
 
     def model_cost(self) -> ModelCost | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -12,33 +13,29 @@ from octavo.core.plan import FinishReason
 
 #: The longest window that throughput can be asked for.
 MAX_WINDOW_S = 3600
+_ENTRY = struct.Struct("<ddq")  # of a TimedRing: time, value, how often
 
 
 class TimedRing:
     """The newest ``capacity`` entries: a time, a value, how often it was seen; 24 bytes each, preallocated."""
 
     def __init__(self, capacity: int) -> None:
-        self._times = array("d", bytes(8 * capacity))
-        self._values = array("d", bytes(8 * capacity))
-        self._repeats = array("q", bytes(8 * capacity))
+        self._entries = bytearray(_ENTRY.size * capacity)
         self._capacity = capacity
         self._count = 0
 
     def add(self, now: float, value: float, repeats: int = 1) -> None:
-        slot = self._count % self._capacity
-        self._times[slot] = now
-        self._values[slot] = value
-        self._repeats[slot] = repeats
+        _ENTRY.pack_into(self._entries, self._count % self._capacity * _ENTRY.size, now, value, repeats)
         self._count += 1
 
     def since(self, start: float) -> list[tuple[float, int]]:
         """(value, how often) of what was added at or after ``start``, newest first."""
         found = []
         for index in range(self._count - 1, max(-1, self._count - self._capacity - 1), -1):
-            slot = index % self._capacity
-            if self._times[slot] < start:
+            time_s, value, repeats = _ENTRY.unpack_from(self._entries, index % self._capacity * _ENTRY.size)
+            if time_s < start:
                 break
-            found.append((self._values[slot], self._repeats[slot]))
+            found.append((value, repeats))
         return found
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from octavo.core.plan import FinishReason, ScheduledChunk
+from octavo.core.plan import DrawRule, FinishReason, ScheduledChunk
 from octavo.core.request import Request
 from octavo.memory.block_table import BlockTable
 
-NO_POSITIONS = range(0)
 SequenceState = Literal["waiting", "running", "preempted"]
 
 
@@ -25,17 +24,15 @@ class Sequence:
     __slots__ = (
         "admitted_step",
         "awaiting",
-        "banned",
         "cached_tokens",
+        "draw_rule",
         "draws",
         "longest",
         "min_tokens",
-        "needs_history",
         "next_prompt_logprob",
         "num_computed",
         "num_preemptions",
         "num_prompt_logprobs",
-        "plain",
         "prepaid",
         "progress_s",
         "prompt_len",
@@ -44,7 +41,6 @@ class Sequence:
         "request_id",
         "sampling",
         "stop_token_ids",
-        "stream",
         "table",
         "tokens",
     )
@@ -66,15 +62,11 @@ class Sequence:
         self.request_id = request.request_id
         self.sampling = sampling = request.sampling
         self.stop_token_ids = request.stop_token_ids
-        self.stream = request.stream
         self.draws = request.max_tokens > 0
         self.longest = self.prompt_len + request.max_tokens
         self.min_tokens = sampling.min_tokens
-        self.needs_history = sampling.needs_history
-        self.banned = tuple(sorted(request.stop_token_ids)) if sampling.min_tokens > 0 else ()
         self.num_prompt_logprobs = sampling.prompt_logprobs or 0
-        # whether all that is ever asked for is the next token, and nothing of the ones before
-        self.plain = not (self.needs_history or self.banned or sampling.prompt_logprobs is not None)
+        self.draw_rule = self._draw_rule(tuple(sorted(self.stop_token_ids)) if self.min_tokens > 0 else ())
         # first position whose prompt logprob is still owed; prompt_len: none
         self.next_prompt_logprob = 1 if sampling.prompt_logprobs is not None else self.prompt_len
 
@@ -118,39 +110,38 @@ class Sequence:
         assert self.table is not None
         tokens, start = self.tokens, self.num_computed
         end = start + num_tokens
-        draws = self.draws and end == len(tokens)
-        history: list[int] | tuple[()] = ()
-        banned: tuple[int, ...] = ()
-        owed = NO_POSITIONS
-        if not self.plain:
-            if self.next_prompt_logprob < self.prompt_len:
-                owed = range(max(start + 1, self.next_prompt_logprob), min(end + 1, self.prompt_len))
-            if owed or (draws and self.needs_history):
-                history = tokens
-            if draws and self.num_output < self.min_tokens:
-                banned = self.banned
-        return ScheduledChunk(  # without keywords: see hot_record
+        chunk = ScheduledChunk(  # without keywords: see hot_record
             self.request_id,
             start,
             (tokens[start],) if num_tokens == 1 else tokens[start:end],
             self.table.ids,
-            self.sampling if draws else None,
-            self.stream,
-            history,
-            self.prompt_len,
-            banned,
-            owed,
-            self.num_prompt_logprobs,
+            self.draw_rule if self.draws and end == len(tokens) else None,
             reason,
         )
+        if self.next_prompt_logprob < self.prompt_len:
+            owed = range(max(start + 1, self.next_prompt_logprob), min(end + 1, self.prompt_len))
+            if owed:
+                chunk = replace(chunk, want_logprobs=owed, num_prompt_logprobs=self.num_prompt_logprobs, history=tokens)
+        return chunk
 
     def append(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """One more output token -> (finish reason, the caller's stop token), None and None if it goes on."""
         tokens = self.tokens
         tokens.append(token_id)
+        if self.min_tokens and self.num_output == self.min_tokens:
+            self.draw_rule = self._draw_rule(())
         if token_id in self.stop_token_ids and self.num_output >= self.min_tokens:
             return "stop", token_id if token_id in self.sampling.stop_token_ids else None
         return ("length" if len(tokens) >= self.longest else None), None
+
+    def _draw_rule(self, banned: tuple[int, ...]) -> DrawRule:
+        return DrawRule(
+            params=self.sampling,
+            stream=self.request.stream,
+            history=self.tokens if self.sampling.needs_history else (),
+            prompt_len=self.prompt_len,
+            banned_token_ids=banned,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from octavo import _native
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
-from octavo.core.plan import SampledToken
+from octavo.core.plan import DrawRule, SampledToken
 from octavo.kernels.base import (
     Backend,
-    Draw,
     KVCacheLayout,
     MachineSpeed,
     Model,
@@ -135,24 +134,15 @@ class NativeBackend(Backend):
             mapping.madvise(mmap.MADV_DONTNEED)  # packed: the file's pages need not stay resident
         self._mapped.clear()
 
-    def run(self, step: ModelInput, draws: Sequence[Draw], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
+    def run(self, step: ModelInput, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
         """Raises ``ValueError`` naming the array if the step could lead a kernel out of bounds."""
         assert self._program is not None, "bind() comes first"
         assert self._kv is not None, "allocate_kv_cache() comes first"
-        packed = self._packer.pack(draws)
-        arrays = [
-            step.token_ids,
-            step.positions,
-            step.logit_rows,
-            step.slot_mapping,
-            step.block_tables,
-            step.query_starts,
-            step.context_lens,
-            step.copies,
-        ]
+        records, lists = self._packer.pack(draws)
+        sizes = (step.num_tokens, step.num_rows, step.num_seqs, step.num_copies)
         wanted = np.array(targets, np.int32) if targets else None
         rows, forward_s, sample_s, gil_wait_s = self._program.run(
-            self._kv, arrays, packed.records, packed.lists, wanted, self.notify_fd
+            self._kv, step.ints, sizes, records, lists, wanted, self.notify_fd
         )
         # without keywords: see hot_record
         tokens = [

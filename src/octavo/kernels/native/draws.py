@@ -1,26 +1,25 @@
 """What the C++ sampler needs to know of each draw, as one structured array and a few ragged lists.
 
-``SamplingParams`` stay the same object for a whole request, so their half of the record is made once and kept.
+A sequence keeps its ``DrawRule``, so the record of a plain one, which needs no lists, is made once. Others share what
+follows from their ``SamplingParams``, which stay the same object for a whole request.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.base import Draw
 from octavo.kernels.reference.sampling import MIN_TEMPERATURE, forbidden_tokens
 
 #: Mirrors ``DrawParams`` in csrc/sampling.h.
 DRAW_DTYPE = np.dtype(
     [
         ("stream", "<u8"),
-        ("position", "<i8"),
         ("typical_p", "<f8"),
         ("top_p", "<f8"),
         ("min_p", "<f8"),
@@ -46,19 +45,17 @@ DRAW_DTYPE = np.dtype(
         ("padding", "<i4"),
     ]
 )
-#: What differs between two draws of a plain request: the leading fields, ``stream`` and ``position``.
-_HEAD = struct.Struct("<Qq")
-_RECORD = struct.Struct(f"{_HEAD.format}{DRAW_DTYPE.itemsize - _HEAD.size}s")
+DrawList = NDArray[np.int32] | NDArray[np.float32]
 _NO_INTS = np.zeros(0, np.int32)
-_KEPT = 4096  # parameter sets remembered
+_KEPT = 4096  # rules, and parameter sets, remembered
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The half of a record that depends on the parameters alone."""
+    """What depends on the parameters alone."""
 
     params: SamplingParams  # kept alive, so that its id stays its own
-    tail: bytes  # of the record, after ``_HEAD``
+    record: bytes  # of DRAW_DTYPE, without what depends on the sequence
     bias_ids: NDArray[np.int32]
     bias_values: NDArray[np.float32]
     allowed: NDArray[np.int32]
@@ -66,32 +63,39 @@ class _Prepared:
     plain: bool  # neither lists nor history
 
 
-@dataclass(slots=True)
-class PackedDraws:
-    """Arguments of ``_native.Program.run``."""
-
-    records: bytearray  # of DRAW_DTYPE
-    #: Bias ids, allowed, forbidden, history, breakers, bias values: of one draw after the other; [] if none has any.
-    lists: list[NDArray[np.int32] | NDArray[np.float32]]
-
-
 class DrawPacker:
-    """Turns draws into arrays; remembers what it knows of their parameters."""
+    """Turns draws into arrays; remembers what it knows of their rules."""
 
     def __init__(self) -> None:
+        self._plain: dict[int, tuple[DrawRule, bytes]] = {}  # by id(); kept alive, so that it stays its own
         self._prepared: dict[int, _Prepared] = {}
 
-    def pack(self, draws: Sequence[Draw]) -> PackedDraws:
-        """One record per draw; plain draws cost one lookup and one copy of 136 bytes each."""
-        records, plain = bytearray(), True
-        prepared: list[_Prepared] = []
-        for draw in draws:
-            half = self._prepared.get(id(draw.params)) or self._prepare(draw.params)
-            prepared.append(half)
-            records += _RECORD.pack(draw.stream, draw.position, half.tail)
-            if draw.banned_token_ids or not half.plain:
-                plain = False
-        return PackedDraws(records, []) if plain else _with_lists(records, draws, prepared)
+    def pack(self, draws: Sequence[DrawRule]) -> tuple[bytes, list[DrawList]]:
+        """Records of DRAW_DTYPE, one per draw, and the lists of those that are not plain.
+
+        Lists: bias ids, allowed, forbidden, history, breakers, bias values, each of one draw after the other; [] if
+        none has any.
+        """
+        plain = self._plain
+        try:
+            return b"".join([plain[id(rule)][1] for rule in draws]), []
+        except KeyError:
+            return self._pack_new(draws)
+
+    def _pack_new(self, draws: Sequence[DrawRule]) -> tuple[bytes, list[DrawList]]:
+        """The same where a draw is not plain, or new."""
+        prepared = [self._prepared.get(id(rule.params)) or self._prepare(rule.params) for rule in draws]
+        records = np.frombuffer(bytearray().join([half.record for half in prepared]), DRAW_DTYPE)
+        records["stream"] = [rule.stream for rule in draws]
+        for rule, half, record in zip(draws, prepared, records, strict=True):
+            if half.plain and not rule.banned_token_ids:
+                if len(self._plain) >= _KEPT:
+                    self._plain.clear()
+                self._plain[id(rule)] = rule, record.tobytes()
+        if all(half.plain and not rule.banned_token_ids for rule, half in zip(draws, prepared, strict=True)):
+            return records.tobytes(), []
+        lists = _add_lists(records, draws, prepared)
+        return records.tobytes(), lists
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
         if len(self._prepared) >= _KEPT:
@@ -120,7 +124,7 @@ def _prepare(params: SamplingParams) -> _Prepared:
     record["num_breakers"] = len(breakers)
     return _Prepared(
         params,
-        record.tobytes()[_HEAD.size :],
+        record.tobytes(),
         np.array(list(bias), np.int32),
         np.array(list(bias.values()), np.float32),
         np.array(params.allowed_token_ids or (), np.int32),
@@ -129,14 +133,14 @@ def _prepare(params: SamplingParams) -> _Prepared:
     )
 
 
-def _with_lists(buffer: bytearray, draws: Sequence[Draw], prepared: Sequence[_Prepared]) -> PackedDraws:
-    records = np.frombuffer(buffer, DRAW_DTYPE)
+def _add_lists(records: NDArray[np.void], draws: Sequence[DrawRule], prepared: Sequence[_Prepared]) -> list[DrawList]:
+    """The lists of these draws; their lengths go into the records."""
     forbidden = [_forbidden(draw) for draw in draws]
     history = [np.asarray(d.history, np.int32) if d.params.needs_history else _NO_INTS for d in draws]
     records["num_forbidden"] = [len(tokens) for tokens in forbidden]
     records["num_history"] = [len(tokens) for tokens in history]
     records["prompt_len"] = [draw.prompt_len for draw in draws]
-    lists: list[NDArray[np.int32] | NDArray[np.float32]] = [
+    return [
         np.concatenate([p.bias_ids for p in prepared]),
         np.concatenate([p.allowed for p in prepared]),
         np.concatenate(forbidden),
@@ -144,10 +148,9 @@ def _with_lists(buffer: bytearray, draws: Sequence[Draw], prepared: Sequence[_Pr
         np.concatenate([p.breakers for p in prepared]),
         np.concatenate([p.bias_values for p in prepared]),
     ]
-    return PackedDraws(buffer, lists)
 
 
-def _forbidden(draw: Draw) -> NDArray[np.int32]:
+def _forbidden(draw: DrawRule) -> NDArray[np.int32]:
     words = draw.params.bad_words_token_ids
     if not words and not draw.banned_token_ids:
         return _NO_INTS

@@ -11,7 +11,7 @@ import torch
 
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
-from octavo.core.plan import SampledToken
+from octavo.core.plan import DrawRule, SampledToken
 from octavo.kernels.base import Backend, Draw, KVCacheLayout, Model, ModelCost, ModelInput, StepOutput, WeightUse
 from octavo.kernels.torch.ops import Planes, RotationTable, TorchOps, layer_planes
 from octavo.kernels.torch.sampling import row_logprobs, sample
@@ -83,12 +83,12 @@ class TorchBackend(Backend):
         self._model, self._max_tokens, self._max_seqs = model, max_tokens, max_seqs
 
     @torch.inference_mode()
-    def run(self, step: ModelInput, draws: Sequence[Draw], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
+    def run(self, step: ModelInput, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
         assert self._model is not None, "bind() comes first"
         assert self._layout is not None, "allocate_kv_cache() comes first"
-        assert len(step.token_ids) <= self._max_tokens
-        assert len(step.context_lens) <= self._max_seqs
-        assert len(step.logit_rows) == len(draws) + len(targets)
+        assert step.num_tokens <= self._max_tokens
+        assert step.num_seqs <= self._max_seqs
+        assert step.num_rows == len(draws) + len(targets)
         started = time.perf_counter()
         if self.notify_fd >= 0:
             with suppress(BlockingIOError):  # full: whoever reads has been told already
@@ -99,7 +99,9 @@ class TorchBackend(Backend):
         logits = self._model.head(ops, hidden[: len(draws)]) if draws else None
         self._synchronize()
         forward_done = time.perf_counter()
-        tokens = sample(logits, draws) if logits is not None else []
+        positions = (step.positions[step.logit_rows] + 1).tolist()
+        placed = [Draw.at(rule, position) for rule, position in zip(draws, positions, strict=False)]
+        tokens = sample(logits, placed) if logits is not None else []
         logprobs = self._target_logprobs(ops, hidden[len(draws) :], targets)
         return StepOutput(
             tokens=tokens,
