@@ -126,9 +126,13 @@ def make_step(
     block_size: int,
     *,
     all_logits: bool = False,
+    target_rows: Sequence[int] = (),
     copies: Sequence[tuple[int, int, int]] = (),
 ) -> ModelInput:
-    """A step from (start, token ids) per sequence and its block table; logits of each last token, or of all."""
+    """A step from (start, token ids) per sequence and its block table; logits of each last token, or of all.
+
+    target_rows: further rows whose logits are wanted, in ``token_ids``
+    """
     starts = np.cumsum([0] + [len(tokens) for _, tokens in chunks])
     positions = np.concatenate([np.arange(start, start + len(tokens)) for start, tokens in chunks])
     blocks = np.zeros((len(chunks), max(map(len, tables))), dtype=np.int32)
@@ -142,7 +146,7 @@ def make_step(
         token_ids=[token for _, tokens in chunks for token in tokens],
         positions=positions,
         slot_mapping=slots,
-        logit_rows=range(starts[-1]) if all_logits else starts[1:] - 1,
+        logit_rows=[*(range(starts[-1]) if all_logits else starts[1:] - 1), *target_rows],
         query_starts=starts,
         context_lens=[start + len(tokens) for start, tokens in chunks],
         block_tables=list(blocks),

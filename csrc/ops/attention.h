@@ -15,48 +15,69 @@ namespace {
 
 constexpr int kMaxRows = OCTAVO_ATTENTION_ROWS;  // rows that share one pass over K and V: what the registers hold
 
+// Elements of K or V, in lanes of any order (simd/*.h: load_bf16_fast), and how to get a vector into and out of it.
 inline Vec load_kv(const float* p) { return load(p); }
-inline Vec load_kv(const uint16_t* p) { return load_bf16(p); }
+inline Vec load_kv(const uint16_t* p) { return load_bf16_fast(p); }
+template <class T>
+inline Vec in_order(Vec x) {
+    return sizeof(T) == 2 ? from_fast(x) : x;
+}
+template <class T>
+inline Vec out_of_order(Vec x) {
+    return sizeof(T) == 2 ? to_fast(x) : x;
+}
+
+// Its argument, unknown to the compiler: what is loaded by it is loaded again. Else GCC keeps broadcasts in registers,
+// one too many for the accumulators, and an accumulator that lives in memory waits for itself.
+inline size_t hidden(size_t index) {
+    asm volatile("" : "+r"(index));
+    return index;
+}
 
 struct RowBlock {
     const octavo::AttentionRow* row[kMaxRows];
     float p[kMaxRows][octavo::kKvTile];  // scores, then exp(score - max)
 };
 
-// Scores of the 16 * V positions of K vectors `s`, `s` + 1, ... for R rows. V * R independent chains hide the latency.
+// q k of the positions of K vectors [s, end) for R rows, V vectors at a time as long as there are V; returns the first
+// not done. V * R independent chains hide the latency.
 template <class T, int R, int V>
-inline void score_lanes(const octavo::AttentionTile& t, RowBlock& block, int s) {
-    const T* k[V];
-    for (int v = 0; v < V; ++v) k[v] = static_cast<const T*>(t.k[s + v]);
-    Vec sum[R][V];
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < V; ++v) sum[r][v] = zero();
-    for (int d = 0; d < t.head_dim; ++d) {
-        Vec kd[V];
-        for (int v = 0; v < V; ++v) kd[v] = load_kv(k[v] + d * t.k_stride);
-        for (int r = 0; r < R; ++r) {
-            const Vec q = set1(block.row[r]->q[d]);
-            for (int v = 0; v < V; ++v) sum[r][v] = fma(q, kd[v], sum[r][v]);
-        }
-    }
-    for (int r = 0; r < R; ++r) {
-        const int begin = block.row[r]->begin, end = block.row[r]->end;
+[[gnu::noinline]] int dot_lanes(const octavo::AttentionTile& t, RowBlock& block, int s, int end) {
+    const float* q[R];
+    for (int r = 0; r < R; ++r) q[r] = block.row[r]->q;
+    const int head_dim = t.head_dim;
+    const size_t stride = t.k_stride;
+    for (; s + V <= end; s += V) {
+        const T* k[V];
+        Vec sum[R][V];
         for (int v = 0; v < V; ++v) {
-            const int base = (s + v) * kLanes;
-            Vec score = mul(sum[r][v], set1(t.scale));
-            if (t.soft_cap > 0.0f) score = mul(tanh(mul(score, set1(1.0f / t.soft_cap))), set1(t.soft_cap));
-            if (begin > base || end < base + kLanes)
-                score = select(lanes_between(begin - base, end - base), score, set1(-__builtin_inff()));
-            store(block.p[r] + base, score);
+            k[v] = static_cast<const T*>(t.k[s + v]);
+            for (int r = 0; r < R; ++r) sum[r][v] = zero();
         }
+        for (int d = 0; d < head_dim; ++d)
+            for (int v = 0; v < V; ++v) {
+                const Vec kd = load_kv(k[v] + d * stride);
+                const size_t again = hidden(static_cast<size_t>(d));
+                for (int r = 0; r < R; ++r) sum[r][v] = fma(set1(q[r][again]), kd, sum[r][v]);
+            }
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) store(block.p[r] + (s + v) * kLanes, in_order<T>(sum[r][v]));
     }
+    return s;
 }
 
-// Turns a row's scores into exp(score - max) and sets its maximum and sum.
-inline void softmax_row(const octavo::AttentionRow& row, float* p) {
+// Turns a row's products into scores, then into exp(score - max), and sets its maximum and sum.
+inline void softmax_row(const octavo::AttentionTile& t, const octavo::AttentionRow& row, float* p) {
     const int first = row.begin / kLanes * kLanes;
     Vec largest = set1(-__builtin_inff());
-    for (int i = first; i < row.end; i += kLanes) largest = max(largest, load(p + i));
+    for (int i = first; i < row.end; i += kLanes) {
+        Vec score = mul(load(p + i), set1(t.scale));
+        if (t.soft_cap > 0.0f) score = mul(tanh(mul(score, set1(1.0f / t.soft_cap))), set1(t.soft_cap));
+        if (row.begin > i || row.end < i + kLanes)
+            score = select(lanes_between(row.begin - i, row.end - i), score, set1(-__builtin_inff()));
+        store(p + i, score);
+        largest = max(largest, score);
+    }
     const Vec shift = set1(reduce_max(largest));
     Vec sum = zero();
     for (int i = first; i < row.end; i += kLanes) {
@@ -70,24 +91,22 @@ inline void softmax_row(const octavo::AttentionRow& row, float* p) {
 
 // acc[d .. d + 16 C) += p[t] v[t] for t in [begin, end), R rows at once.
 template <class T, int R, int C>
-inline void accumulate(const octavo::AttentionTile& t, RowBlock& block, int first_row, int d, int begin, int end) {
+[[gnu::noinline]] void accumulate(const octavo::AttentionTile& t, RowBlock& block, int first_row, int d, int begin,
+                                  int end) {
     Vec acc[R][C];
-    const float* p[R];
-    for (int r = 0; r < R; ++r) {
-        for (int c = 0; c < C; ++c) acc[r][c] = load(block.row[first_row + r]->acc + d + c * kLanes);
-        p[r] = block.p[first_row + r];
-    }
+    const auto* p = block.p + first_row;
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) acc[r][c] = out_of_order<T>(load(block.row[first_row + r]->acc + d + c * kLanes));
     for (int i = begin; i < end; ++i) {
         const T* row = static_cast<const T*>(t.v[i]) + d;
-        Vec v[C];
-        for (int c = 0; c < C; ++c) v[c] = load_kv(row + c * kLanes);
-        for (int r = 0; r < R; ++r) {
-            const Vec weight = set1(p[r][i]);
-            for (int c = 0; c < C; ++c) acc[r][c] = fma(weight, v[c], acc[r][c]);
+        for (int c = 0; c < C; ++c) {
+            const Vec v = load_kv(row + c * kLanes);
+            const size_t again = hidden(static_cast<size_t>(i));
+            for (int r = 0; r < R; ++r) acc[r][c] = fma(set1(p[r][again]), v, acc[r][c]);
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) store(block.row[first_row + r]->acc + d + c * kLanes, acc[r][c]);
+        for (int c = 0; c < C; ++c) store(block.row[first_row + r]->acc + d + c * kLanes, in_order<T>(acc[r][c]));
 }
 
 // The outputs [d, d + 16 C) of R rows: each row alone before and after the positions that all of them see.
@@ -116,29 +135,36 @@ void attend_block(const octavo::AttentionTile& t, RowBlock& block) {
         all_end = row.end < all_end ? row.end : all_end;
     }
     constexpr int kWide = R * 2 <= kMaxRows ? 2 : 1;  // few rows take two vectors at a time
-    int s = begin / kLanes;
-    for (; (s + kWide) * kLanes <= end; s += kWide) score_lanes<T, R, kWide>(t, block, s);
-    for (; s * kLanes < end; ++s) score_lanes<T, R, 1>(t, block, s);
-    for (int r = 0; r < R; ++r) softmax_row(*block.row[r], block.p[r]);
+    const int last = (end + kLanes - 1) / kLanes;
+    const int s = dot_lanes<T, R, kWide>(t, block, begin / kLanes, last);
+    if (s < last) dot_lanes<T, R, 1>(t, block, s, last);
+    for (int r = 0; r < R; ++r) softmax_row(t, *block.row[r], block.p[r]);
     int d = 0;
     for (; d + kWide * kLanes <= t.v_dim; d += kWide * kLanes)
         weighted_values<T, R, kWide>(t, block, d, all_begin, all_end);
     for (; d < t.v_dim; d += kLanes) weighted_values<T, R, 1>(t, block, d, all_begin, all_end);
 }
 
+// As many blocks of R rows as there are, taken off the front.
 template <class T, int R>
-inline void attend_rows(const octavo::AttentionTile& t, const octavo::AttentionRow* rows, RowBlock& block) {
-    for (int r = 0; r < R; ++r) block.row[r] = rows + r;
-    attend_block<T, R>(t, block);
+inline void attend_rows(const octavo::AttentionTile& t, const octavo::AttentionRow*& rows, int& num_rows,
+                        RowBlock& block) {
+    if constexpr (R <= kMaxRows)
+        for (; num_rows >= R; rows += R, num_rows -= R) {
+            for (int r = 0; r < R; ++r) block.row[r] = rows + r;
+            attend_block<T, R>(t, block);
+        }
 }
 
 template <class T>
 void attend_as(const octavo::AttentionTile& t, const octavo::AttentionRow* rows, int num_rows) {
     RowBlock block;
-    int r = 0;
-    for (; r + kMaxRows <= num_rows; r += kMaxRows) attend_rows<T, kMaxRows>(t, rows + r, block);
-    for (; r + 3 <= num_rows; r += 3) attend_rows<T, 3>(t, rows + r, block);
-    for (; r < num_rows; ++r) attend_rows<T, 1>(t, rows + r, block);
+    attend_rows<T, kMaxRows>(t, rows, num_rows, block);
+    attend_rows<T, 6>(t, rows, num_rows, block);
+    attend_rows<T, 4>(t, rows, num_rows, block);
+    attend_rows<T, 3>(t, rows, num_rows, block);
+    attend_rows<T, 2>(t, rows, num_rows, block);
+    attend_rows<T, 1>(t, rows, num_rows, block);
 }
 
 // Sets max, sum and acc of each row to those of this tile alone.

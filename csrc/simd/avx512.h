@@ -24,6 +24,9 @@ inline __m256i load_words(const uint16_t* p) { return _mm256_loadu_si256(reinter
 inline Vec load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_words(p)), 16));
 }
+inline Vec load_bf16_fast(const uint16_t* p) { return load_bf16(p); }
+inline Vec from_fast(Vec x) { return x; }
+inline Vec to_fast(Vec x) { return x; }
 inline void load_bf16_pairs(const uint16_t* p, Vec& even, Vec& odd) {
     const __m512i words = _mm512_loadu_si512(p);
     even = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));

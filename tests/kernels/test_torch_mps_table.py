@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchgen
@@ -22,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from octavo.core.errors import ConfigError
+from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.base import Draw, KVCacheLayout
+from octavo.kernels.base import KVCacheLayout
 from octavo.kernels.torch import backend as backend_module
 from octavo.kernels.torch.backend import TorchBackend
 from octavo.kernels.torch.ops import TorchOps
@@ -156,7 +155,7 @@ def record_steps(dtype: str, changes: dict[str, Any], recorder: Recorder) -> Non
     torch_backend._kv_cache.zero_()  # one token below skips its write and then reads what is there
     torch_backend.bind(load(source, torch_backend), max_tokens=128, max_seqs=16)
     draws = [
-        Draw(params=SamplingParams(**features), stream=1, position=9, history=[1, 2, 1, 2], prompt_len=1)
+        DrawRule(params=SamplingParams(**features), stream=1, history=[1, 2, 1, 2], prompt_len=1)
         for features in SAMPLING
     ]
     # contexts of several lengths, then decodes and chunks on them; copies, a skipped write, prompt logprobs
@@ -164,9 +163,8 @@ def record_steps(dtype: str, changes: dict[str, Any], recorder: Recorder) -> Non
     tables = [list(range(6 * i, 6 * i + 6)) for i in range(len(starts))]
     prefill = make_step([(0, range(start)) for start in starts], tables, 4)
     chunks = [(start, range(1 if i < 6 else 5)) for i, start in enumerate(starts)]
-    step = make_step(chunks, tables, 4, copies=[(1, 50, 3), (2, 51, 4)])
+    step = make_step(chunks, tables, 4, target_rows=[7, 8], copies=[(1, 50, 3), (2, 51, 4)])
     step.slot_mapping[-1] = -1
-    step = replace(step, logit_rows=np.append(step.logit_rows, [7, 8]).astype(np.int32))
     with recorder:
         torch_backend.run(prefill, draws)
         out = torch_backend.run(step, draws, [(3, 0), (4, 2)])

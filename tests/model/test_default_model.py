@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,7 +45,7 @@ def test_logprobs_and_greedy_tokens_equal_the_reference(backend, data_dir):
         tokens = prompt + greedy[:-1]  # teacher-forced
         step = make_step([(0, tokens)], [np.random.default_rng(0).permutation(256)], 16, all_logits=True)
         before = len(prompt) - 1
-        step = replace(step, logit_rows=np.roll(step.logit_rows, -before))  # the rows of draws come first
+        step.logit_rows[:] = np.roll(step.logit_rows, -before)  # the rows of draws come first
         out = backend.run(step, [draw] * len(greedy), [(token, 0) for token in prompt[1:]])
 
         logprobs = [token.logprob for token in out.row_logprobs]
