@@ -13,6 +13,21 @@ constexpr int kBlockQueries = 32;   // with bf16, items are multiples of this, s
 constexpr int kRowsToWiden = 24;    // from so many on, converting K and V to float32 once is cheaper than every time
 constexpr int kItemsPerThread = 4;  // fewer, and the last item leaves the other threads waiting
 
+// V rows of positions [begin, end) of an item's sequence, through the block table.
+void locate_values(const Step& step, const KvCache& kv, const AttentionItem& item, int layer, int begin, int end,
+                   const void** v) {
+    const KvShape& s = kv.shape();
+    const int32_t* table = step.block_tables.data() + static_cast<size_t>(item.seq) * step.table_width;
+    const size_t row = static_cast<size_t>(s.v_dim()) * s.element_bytes();
+    const size_t before = (static_cast<size_t>(item.kv_head) * s.head_elements() + s.k_elements()) * s.element_bytes();
+    for (int position = begin; position < end;) {
+        const int offset = position % s.block_size, run = std::min(s.block_size - offset, end - position);
+        const uint8_t* first = kv.layer(table[position / s.block_size], layer) + before + offset * row;
+        for (int i = 0; i < run; ++i) *v++ = first + i * row;
+        position += run;
+    }
+}
+
 // Pointers to one tile's K vectors and V rows through the block table; only positions [begin, end) are set.
 void locate_tile(const Step& step, const KvCache& kv, const AttentionItem& item, int layer, int base, int begin,
                  int end, const AttentionScratch& scratch, AttentionTile& tile) {
@@ -22,12 +37,11 @@ void locate_tile(const Step& step, const KvCache& kv, const AttentionItem& item,
     const size_t head = static_cast<size_t>(item.kv_head) * s.head_elements();
     const bool direct = s.block_size % kKvLanes == 0;
     tile.k_stride = direct ? static_cast<size_t>(s.block_size) : kKvLanes;
+    locate_values(step, kv, item, layer, base + begin, base + end, tile.v + begin);
     for (int t = begin; t < end;) {
         const int position = base + t, offset = position % s.block_size;
         const int run = std::min(s.block_size - offset, end - t);
         const uint8_t* start = kv.layer(table[position / s.block_size], layer) + head * bytes;
-        const uint8_t* v = start + (s.k_elements() + static_cast<size_t>(offset) * s.v_dim()) * bytes;
-        for (int i = 0; i < run; ++i) tile.v[t + i] = v + static_cast<size_t>(i) * s.v_dim() * bytes;
         if (direct) {
             for (int i = (kKvLanes - offset % kKvLanes) % kKvLanes; i < run; i += kKvLanes)
                 tile.k[(t + i) / kKvLanes] = start + static_cast<size_t>(offset + i) * bytes;
@@ -93,9 +107,16 @@ struct ItemRows {
 };
 
 // The tile that starts at `base`, for the rows that see it: into `first` if it is a row's first tile, else `later`.
-void attend_tile(const ItemRows& rows, int base, const AttentionScratch& scratch, float* first, float* later) {
+// Then the thread goes on to `next`, at the position that is `next_begin`.
+void attend_tile(const ItemRows& rows, int base, const AttentionScratch& scratch, float* first, float* later,
+                 const ItemRows* next = nullptr, int next_begin = 0) {
     const AttentionContext& c = rows.context;
     AttentionTile tile;
+    std::fill_n(tile.next_v, kKvNext, nullptr);
+    if (next) {
+        const int next_end = std::min(next_begin + kKvNext, next->position(next->count - 1) + 1);
+        locate_values(c.step, c.kv, next->item, c.call.layer, next_begin, next_end, tile.next_v);
+    }
     tile.head_dim = rows.head_dim;
     tile.v_dim = rows.v_dim;
     tile.kv_bf16 = c.kv.shape().bf16;
@@ -182,11 +203,14 @@ size_t AttentionScratch::bytes(int group, int head_dim, bool bf16) {
     return num_rows * (sizeof(AttentionRow) + 2 * (v_dim + 2) * sizeof(float)) + tile_floats * sizeof(float);
 }
 
-void run_attention_item(const AttentionContext& context, int item, const AttentionScratch& scratch) {
-    const ItemRows rows(context, item);
+void run_attention_item(const AttentionContext& context, int item, int next_item, const AttentionScratch& scratch) {
+    const bool more = next_item < static_cast<int>(context.plan.items.size());
+    const ItemRows rows(context, item), after(context, more ? next_item : item);
     const int last = rows.position(rows.count - 1);
     for (int base = rows.first_tile(0); base <= last; base += kKvTile) {
-        attend_tile(rows, base, scratch, scratch.running, scratch.latest);
+        const ItemRows* next = base + kKvTile <= last ? &rows : more ? &after : nullptr;
+        attend_tile(rows, base, scratch, scratch.running, scratch.latest, next,
+                    next == &rows ? base + kKvTile : after.lowest(0));
         for (int row = 0; row < rows.count; ++row)
             if (rows.first_tile(row) < base && rows.position(row) >= base)
                 context.kernels.attention_merge(rows.at(scratch.latest, row), rows.at(scratch.running, row),

@@ -64,8 +64,8 @@ struct AttentionContext {
     size_t partial_floats;
 };
 
-// A whole item: all of its tiles, and the output.
-void run_attention_item(const AttentionContext& context, int item, const AttentionScratch& scratch);
+// A whole item: all of its tiles, and the output. next_item: what the thread will probably take then, if there is such.
+void run_attention_item(const AttentionContext& context, int item, int next_item, const AttentionScratch& scratch);
 // The same in two steps with a barrier between: each tile alone, then the merge.
 void run_attention_part(const AttentionContext& context, const AttentionPart& part, const AttentionScratch& scratch);
 void merge_attention_parts(const AttentionContext& context, int item);

@@ -29,9 +29,6 @@ const Encoding& find_encoding(const std::string& name) {
     throw std::invalid_argument("weight encoding " + name + " has no native kernels");
 }
 
-// Weight k of a group of the file as 0..15: byte j holds k = j low and k = j + 16 high.
-inline int nibble(const uint8_t* nibbles, int k) { return k < 16 ? nibbles[k] & 15 : nibbles[k - 16] >> 4; }
-
 // Group g of one column into its lane of the packed panel.
 void pack_group(const Encoding& e, const uint8_t* in, uint8_t* panel, int g, int lane) {
     if (e.kind == WeightKind::kBf16) {
@@ -46,19 +43,13 @@ void pack_group(const Encoding& e, const uint8_t* in, uint8_t* panel, int g, int
     std::memcpy(out + 2 * lane, in, 2);
     out += 2 * kPanel;
     in += 2;
-    if (e.kind == WeightKind::kInt8) {
-        for (int i = 0; i < 8; ++i) std::memcpy(out + (i * kPanel + lane) * 4, in + 4 * i, 4);
-        return;
-    }
     if (e.kind == WeightKind::kInt4) {
         std::memcpy(out + 2 * lane, in, 2);
         out += 2 * kPanel;
         in += 2;
     }
-    for (int i = 0; i < 4; ++i)
-        for (int j = 0; j < 4; ++j)
-            out[(i * kPanel + lane) * 4 + j] =
-                static_cast<uint8_t>(nibble(in, 8 * i + j) | nibble(in, 8 * i + 4 + j) << 4);
+    const int bytes = e.kind == WeightKind::kInt8 ? kGroup : kGroup / 2;
+    for (int i = 0; i < bytes; i += 4) std::memcpy(out + i * kPanel + lane * 4, in + i, 4);
 }
 
 struct PackJob {

@@ -88,9 +88,9 @@ void Program::add_row_op(Section section, Domain domain, const RowOp& op) {
 void Program::add_linear(Section section, Domain domain, std::vector<LinearPart> parts) {
     for (const LinearPart& part : parts) {
         const Buffer& in = buffers_.at(static_cast<size_t>(part.in));
-        const Buffer& out = buffers_.at(static_cast<size_t>(part.out));
+        const Buffer& out = buffers_.at(static_cast<size_t>(part.out < 0 ? part.quantised_out : part.out));
         if (in.width != part.w->cols || in.quantised != reads_quantised(part.w->kind, activations_) ||
-            out.width != part.w->rows || out.quantised)
+            out.width != part.w->rows || out.quantised != (part.out < 0))
             throw std::invalid_argument("a linear layer of " + std::to_string(part.w->rows) + " x " +
                                         std::to_string(part.w->cols) + " does not fit its buffers");
         if (part.quantised_out >= 0 && (!part.up || !fits_quantised(part.quantised_out, part.w->rows)))
@@ -138,6 +138,10 @@ void Program::finish(int hidden, int rows, int logits, int max_tokens, int max_s
     if (activations_ != Activations::kInt8)
         attention_bytes = std::max(attention_bytes, AttentionScratch::bytes(group, shape_.head_dim, true));
     for (int t = 0; t < pool_.size(); ++t) scratch_.emplace_back(std::max(linear_bytes, attention_bytes));
+    size_t k_tiles = 0;
+    for (const Buffer& b : buffers_) k_tiles = std::max(k_tiles, b.quants.k_tiles);
+    for (int t = 0; kernels_.to_columns && t < pool_.size(); ++t)
+        columns_.emplace_back(k_tiles * kMaxColumns * kGroup * sizeof(uint16_t));
     const size_t half = static_cast<size_t>(round_up(std::max(shape_.rope_dim / 2, 1), kPanel));
     rotations_ = PageBuffer(static_cast<size_t>(max_tokens) * 2 * half * sizeof(float));
 }

@@ -65,7 +65,7 @@ struct LinearPart {
     const Matrix* w = nullptr;
     const Matrix* up = nullptr;  // with a gate: out = act(x w) * (x up)
     const float* bias = nullptr;
-    int in = -1, residual = -1, out = -1;  // residual: added to the product
+    int in = -1, residual = -1, out = -1;  // residual: added to the product; out may be -1 if there is a quantised_out
     Gate gate = Gate::kSilu;
     int quantised_out = -1;  // also quantise the result, which must be whole groups of 32 columns
 };
@@ -136,6 +136,7 @@ class Program {
     std::vector<Buffer> buffers_;
     std::vector<Phase> sections_[2];
     std::vector<PageBuffer> scratch_;  // per thread
+    std::vector<PageBuffer> columns_;  // per thread: LinearTask::columns
     PageBuffer rotations_;             // cos and sin of each token, [T][2][rope_dim / 2 padded to 16]
     int hidden_ = -1, rows_ = -1, logits_ = -1;
     int max_tokens_ = 0, max_seqs_ = 0, num_layers_ = 0;

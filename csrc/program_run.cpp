@@ -20,10 +20,20 @@ int blocks(int n, int size) { return (n + size - 1) / size; }
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // How a linear phase is cut: panels per item, so that each thread gets several.
-int panels_per_item(const LinearPart& part, int row_blocks, int threads, bool pairs) {
-    if (part.up) return kGatedPanels;
-    const int panels = std::clamp(part.w->panels * row_blocks / (4 * threads), 1, 16);
+int panels_per_item(const LinearPart& part, int rows, int row_blocks, int threads, bool pairs) {
+    if (part.up) {  // as many as fit in a thread's scratch
+        const int most = kMaxLinearRows / std::min(rows, kMaxLinearRows) * kGatedPanels;
+        return round_up(std::min(blocks(part.w->panels * row_blocks, 8 * threads), most), kGatedPanels);
+    }
+    const int panels = std::min(blocks(part.w->panels * row_blocks, 4 * threads), 16);
     return pairs ? round_up(panels, 2) : panels;  // two panels share the loads of a tile of activations
+}
+
+// The i-th item to be given out: at an even pace, each thread walks through neighbouring ones, and what it fetches
+// ahead is its own.
+int nearby(int i, int items, int threads) {
+    const int thread = i % threads;
+    return thread * (items / threads) + std::min(thread, items % threads) + i / threads;
 }
 
 }  // namespace
@@ -53,7 +63,7 @@ struct Program::Run {
     bool run_linear(const Phase& phase, Slice slice, int thread, WorkCounter*& next);
     bool run_attention(const AttentionSpec& spec, int thread, WorkCounter*& next);
     void run_linear_item(const Phase& phase, const LinearPart& part, Slice slice, int row_begin, int row_end,
-                         int panel_begin, int panel_end, int thread);
+                         int panel_begin, int panel_end, const uint16_t* turned, int thread);
     void run_row_op(const RowOp& op, Slice slice, int row, int rows);
     void rope_row(const RowOp& op, int row, const float* in, float* out);
     void write_kv_row(const RowOp& op, int row, const float* k, const float* v);
@@ -80,6 +90,11 @@ struct Program::Run {
         if (!reads_quantised(w.kind, p.activations_)) return p.kernels_.linear_float[kind];
         const bool int8 = p.activations_ == Activations::kInt8 || (is_integer(w.kind) && p.few(rows));
         return int8 ? p.kernels_.linear_int8[kind] : p.kernels_.linear_bf16[kind];
+    }
+    // Whether a product takes its rows as columns too, LinearTask::columns.
+    bool takes_columns(const Matrix& w, int rows) const {
+        return p.kernels_.to_columns && rows > 1 && rows <= kMaxColumns && is_int4(w.kind) &&
+               linear(w, rows) == p.kernels_.linear_bf16[static_cast<size_t>(w.kind)];
     }
     int rows_of(Domain domain, Slice slice) const {
         return domain == Domain::kTokens ? step.num_tokens() : slice.count;
@@ -167,7 +182,9 @@ bool Program::Run::run_linear(const Phase& phase, Slice slice, int thread, WorkC
     const bool pairs = p.activations_ != Activations::kInt8;
     int items = 0;  // of one block of rows: the panels of all parts
     for (const LinearPart& part : phase.parts)
-        items += blocks(part.w->panels, panels_per_item(part, row_blocks, threads, pairs));
+        items += blocks(part.w->panels, panels_per_item(part, rows, row_blocks, threads, pairs));
+    const auto turned = p.kernels_.to_columns ? p.columns_[static_cast<size_t>(thread)].as<uint16_t>() : nullptr;
+    int in_turned = -1;  // the buffer that this thread has turned into columns
     return p.pool_.stage(*next++, static_cast<uint32_t>(items * row_blocks), thread, [&](int i) {
         // As many blocks of rows at a time as there are threads, in turns: at an even pace a thread stays with its
         // rows, whose activations then lie in its own cache.
@@ -175,13 +192,17 @@ bool Program::Run::run_linear(const Phase& phase, Slice slice, int thread, WorkC
         const int within = i - first * items;
         const int row_begin = (first + within % side_by_side) * row_block;
         const int row_end = std::min(rows, row_begin + row_block);
-        int rest = within / side_by_side;
+        int rest = row_blocks == 1 ? nearby(i, items, threads) : within / side_by_side;
         for (const LinearPart& part : phase.parts) {
-            const int panels = panels_per_item(part, row_blocks, threads, pairs);
+            const int panels = panels_per_item(part, rows, row_blocks, threads, pairs);
             const int count = blocks(part.w->panels, panels);
             if (rest < count) {
                 const int panel_end = std::min(part.w->panels, (rest + 1) * panels);
-                return run_linear_item(phase, part, slice, row_begin, row_end, rest * panels, panel_end, thread);
+                const bool turn = takes_columns(*part.w, rows);
+                if (turn && in_turned != part.in)
+                    p.kernels_.to_columns(buffer(in_turned = part.in).quants, rows, turned);
+                return run_linear_item(phase, part, slice, row_begin, row_end, rest * panels, panel_end,
+                                       turn ? turned : nullptr, thread);
             }
             rest -= count;
         }
@@ -189,33 +210,41 @@ bool Program::Run::run_linear(const Phase& phase, Slice slice, int thread, WorkC
 }
 
 void Program::Run::run_linear_item(const Phase& phase, const LinearPart& part, Slice slice, int row_begin, int row_end,
-                                   int panel_begin, int panel_end, int thread) {
+                                   int panel_begin, int panel_end, const uint16_t* turned, int thread) {
     const Kernels& kernels = p.kernels_;
     const int rows = rows_of(phase.domain, slice);
     const Linear multiply = linear(*part.w, rows);
     const Quantised rounded = part.quantised_out < 0 ? Quantised{} : quantised(part.quantised_out, rows);
-    const Buffer& out = buffer(part.out);
     const int column = panel_begin * kPanel, columns = (panel_end - panel_begin) * kPanel;
-    float* target = out.floats.data + static_cast<size_t>(row_begin) * out.floats.stride + column;
-    LinearTask task{part.w, floats(part.in, slice), buffer(part.in).quants, row_begin, row_end, panel_begin, panel_end,
-                    target, out.floats.stride};
     const auto n = static_cast<size_t>(columns);
+    float* gate = p.scratch_[static_cast<size_t>(thread)].as<float>();
+    float* up = gate + kMaxLinearRows * kGatedPanels * kPanel;
+    Floats out{gate, n};  // of this item, if nobody reads it as floats
+    if (part.out >= 0) {
+        out = buffer(part.out).floats;
+        out.data += static_cast<size_t>(row_begin) * out.stride + column;
+    }
+    LinearTask task{part.w,
+                    floats(part.in, slice),
+                    buffer(part.in).quants,
+                    row_begin,
+                    row_end,
+                    panel_begin,
+                    panel_end,
+                    out.data,
+                    out.stride,
+                    turned};
     if (part.up) {
-        float* gate = p.scratch_[static_cast<size_t>(thread)].as<float>();
-        float* up = gate + kMaxLinearRows * kGatedPanels * kPanel;
         task.out = gate;
         task.out_stride = n;
         multiply(task);
         task.w = part.up;
         task.out = up;
-        multiply(task);
-        for (int row = 0; row < row_end - row_begin; ++row)
-            kernels.gated_mul(part.gate, gate + row * n, up + row * n, n, target + row * out.floats.stride);
-    } else {
-        multiply(task);
     }
+    multiply(task);
     for (int row = 0; row < row_end - row_begin; ++row) {
-        float* y = target + row * out.floats.stride;
+        float* y = out.data + row * out.stride;
+        if (part.up) kernels.gated_mul(part.gate, gate + row * n, up + row * n, n, y);
         if (part.bias) kernels.add(y, part.bias + column, n, y);
         if (part.residual >= 0) {
             const Floats residual = floats(part.residual, slice);
@@ -322,7 +351,7 @@ bool Program::Run::run_attention(const AttentionSpec& spec, int thread, WorkCoun
     const auto run_part = [&](int i) { run_attention_part(context, attention.parts[static_cast<size_t>(i)], scratch); };
     if (!p.pool_.stage(*next++, static_cast<uint32_t>(attention.parts.size()), thread, run_part)) return false;
     return p.pool_.stage(*next++, static_cast<uint32_t>(attention.items.size()), thread, [&](int i) {
-        split ? merge_attention_parts(context, i) : run_attention_item(context, i, scratch);
+        split ? merge_attention_parts(context, i) : run_attention_item(context, i, i + p.pool_.size(), scratch);
     });
 }
 

@@ -1,5 +1,6 @@
 #include "self_check.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -62,8 +63,21 @@ struct Sample {
         const std::vector<float> wanted = run(one[kind]);
         return same_bits(wanted, run(other[kind]));
     }
-    std::vector<float> run(Linear multiply) {
-        multiply({&matrix, {floats.data(), kCols}, rounded, 0, kRows, 0, 1, out.data(), kPanel});
+    // Whether few rows give the same, one alone and more as columns.
+    bool columns_agree(const Kernels& truth, const Kernels& kernels) {
+        const Linear multiply = kernels.linear_bf16[static_cast<size_t>(matrix.kind)];
+        if (!kernels.to_columns || !is_int4(matrix.kind)) return true;
+        std::vector<uint16_t> columns(kMaxColumns * kCols);
+        for (const int rows : {1, 7, 21, 35}) {
+            const std::vector<float> wanted = run(truth.linear_bf16[static_cast<size_t>(matrix.kind)], rows);
+            if (rows > 1) kernels.to_columns(rounded, rows, columns.data());
+            if (!same_bits(wanted, run(multiply, rows, rows > 1 ? columns.data() : nullptr))) return false;
+        }
+        return true;
+    }
+    std::vector<float> run(Linear multiply, int rows = kRows, const uint16_t* columns = nullptr) {
+        std::fill(out.begin(), out.end(), 0.0f);
+        multiply({&matrix, {floats.data(), kCols}, rounded, 0, rows, 0, 1, out.data(), kPanel, columns});
         return out;
     }
 
@@ -110,7 +124,7 @@ class AttentionSample {
 
     std::vector<float> q_;
     std::vector<uint16_t> k_, v_;
-    AttentionTile tile_{{}, kKvLanes, {}, kDim, kVDim, true, 0.2f, 0.0f};
+    AttentionTile tile_{{}, kKvLanes, {}, {}, kDim, kVDim, true, 0.2f, 0.0f};
 };
 
 }  // namespace
@@ -122,7 +136,7 @@ bool agrees_with_generic(const Kernels& kernels) {
         Sample sample(static_cast<WeightKind>(kind));
         if (!sample.agree(truth.linear_float, kernels.linear_float) ||
             !sample.agree(truth.linear_int8, kernels.linear_int8) ||
-            !sample.agree(truth.linear_bf16, kernels.linear_bf16))
+            !sample.agree(truth.linear_bf16, kernels.linear_bf16) || !sample.columns_agree(truth, kernels))
             return false;
     }
     const AttentionSample attention;

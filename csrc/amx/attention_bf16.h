@@ -17,7 +17,7 @@ constexpr int kTileBytes = 1024;                    // of any operand, and of 16
 constexpr int kMaxTileDim = 256;                    // of heads that go through tiles
 constexpr int kVectors = octavo::kKvTile / kLanes;  // of positions: tiles of scores in a row of tiles
 constexpr int kSteps = octavo::kKvTile / kDotStep;  // of positions: tiles of weights in a row of tiles
-constexpr int kAhead = 3;                           // vectors of positions that are fetched ahead
+constexpr int kAhead = octavo::kKvNext / kLanes;    // vectors of positions that are fetched ahead
 
 // Per thread, not on the stack: that of a thread may be small.
 struct alignas(64) TileScratch {
@@ -71,6 +71,7 @@ inline __m512i word_pairs(const uint16_t* even, const uint16_t* odd) {
 
 alignas(64) const uint16_t kZeroWords[kMaxTileDim] = {};
 
+constexpr int kWordsOfLine = 32;
 inline void fetch(const uint16_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
 
 // Positions that any row of `rows` sees.
@@ -89,18 +90,31 @@ struct Span {
     bool same;  // all rows see the same
 };
 
-// Vectors of K that hold no position of the span are zero.
+// An eighth of the keys that this position's lies among.
+inline void fetch_key(const AttentionTile& t, int position) {
+    const uint16_t* k = static_cast<const uint16_t*>(t.k[position / kLanes]);
+    const int part = position % kLanes / 2;
+    for (int d = part * t.head_dim / 8; d < (part + 1) * t.head_dim / 8; d += 2) fetch(k + d * t.k_stride);
+}
+
+// Vectors of K that hold no position of the span are zero. Its last fetches are of the next tile's first values.
 void pack_keys(const AttentionTile& t, const Span& span, int dim_steps, TileScratch& scratch) {
     const int first = span.begin / kLanes, last = (span.end + kLanes - 1) / kLanes;
+    int next_value = 0, next_dim = 0;
     for (int s = 2 * span.first_step(); s < 2 * span.last_step(); ++s) {
         const bool seen = s >= first && s < last;
         const uint16_t* k = seen ? static_cast<const uint16_t*>(t.k[s]) : kZeroWords;
-        const uint16_t* next = seen && s + kAhead < last ? static_cast<const uint16_t*>(t.k[s + kAhead]) : k;
+        const uint16_t* next = seen && s + kAhead < last ? static_cast<const uint16_t*>(t.k[s + kAhead]) : nullptr;
         const size_t stride = seen ? t.k_stride : 0;
         uint8_t* out = scratch.k + s * dim_steps * kTileBytes;
         int d = 0;
         for (; d + 2 <= t.head_dim; d += 2, out += kTileStride) {
-            fetch(next + d * stride);
+            if (next) {
+                fetch(next + d * stride);
+            } else if (next_value < octavo::kKvNext && t.next_v[next_value]) {
+                fetch(static_cast<const uint16_t*>(t.next_v[next_value]) + next_dim);
+                if ((next_dim += kWordsOfLine) >= t.v_dim) next_dim = 0, ++next_value;
+            }
             _mm512_storeu_si512(out, word_pairs(k + d * stride, k + (d + 1) * stride));
         }
         for (; d < dim_steps * kDotStep; d += 2, out += kTileStride)
@@ -108,17 +122,20 @@ void pack_keys(const AttentionTile& t, const Span& span, int dim_steps, TileScra
     }
 }
 
-// Positions outside the span are zero. Returns whether all values are finite.
+// Positions outside the span are zero. Returns whether all values are finite. Its last fetches are of the first keys,
+// which pack_keys takes next.
 bool pack_values(const AttentionTile& t, const Span& span, TileScratch& scratch) {
+    const int all_fetched = span.end - kAhead * kLanes > span.begin ? span.end - kAhead * kLanes : span.begin;
     const __m512i magnitude = _mm512_set1_epi32(0x7FFF7FFF);
     __m512i largest = _mm512_setzero_si512();
     for (int i = span.first_step() * kDotStep; i < span.last_step() * kDotStep; i += 2) {
         const bool first = i >= span.begin && i < span.end, second = i + 1 >= span.begin && i + 1 < span.end;
         const uint16_t* even = first ? static_cast<const uint16_t*>(t.v[i]) : kZeroWords;
         const uint16_t* odd = second ? static_cast<const uint16_t*>(t.v[i + 1]) : kZeroWords;
-        const bool more = first && i + 1 + kAhead * kLanes < span.end;
+        const bool more = first && i + 1 < all_fetched;
         const uint16_t* next = more ? static_cast<const uint16_t*>(t.v[i + kAhead * kLanes]) : even;
         const uint16_t* next_odd = more ? static_cast<const uint16_t*>(t.v[i + 1 + kAhead * kLanes]) : odd;
+        if (first && i >= all_fetched) fetch_key(t, span.begin + i - all_fetched);
         uint8_t* out = scratch.v + i / kDotStep * kTileBytes + i % kDotStep / 2 * kTileStride;
         for (int d = 0; d < t.v_dim; d += kLanes, out += kSteps * kTileBytes) {
             fetch(d / kLanes % 2 ? next_odd + d : next + d);  // two of these are a line
@@ -149,41 +166,67 @@ void pack_queries(const AttentionTile& t, const AttentionRow* rows, int num_rows
     }
 }
 
-inline float* scores_of(TileScratch& scratch, int row, int vector) {
-    const int tile = row / kTileRows * kVectors + vector;
-    return reinterpret_cast<float*>(scratch.scores + tile * kTileBytes + row % kTileRows * kTileStride);
+// A row's scores, or the weights of 32 positions in the place of the first 16 of their scores: both are a line of a
+// row.
+struct ScoreRow {
+    ScoreRow(TileScratch& scratch, int row)
+        : first(scratch.scores + row / kTileRows * kVectors * kTileBytes + row % kTileRows * kTileStride) {}
+    float* at(int vector) const { return reinterpret_cast<float*>(first + vector * kTileBytes); }
+    uint16_t* weights(int step) const { return reinterpret_cast<uint16_t*>(at(2 * step)); }
+
+    uint8_t* first;
+};
+
+// The maximum of what the row sees. Scores are capped in place.
+inline float largest_score(const AttentionTile& t, const AttentionRow& row, const ScoreRow& scores) {
+    Vec largest = set1(-__builtin_inff());
+    const auto take_masked = [&](int s) {
+        Vec score = load(scores.at(s));
+        if (t.soft_cap > 0.0f) store(scores.at(s), score = cap_scores(t, score));
+        largest = max(largest, mask_scores(row, s * kLanes, score));
+    };
+    int s = row.begin / kLanes;
+    const int whole = t.soft_cap > 0.0f ? s : row.end / kLanes;  // up to here nothing is masked, but for the first one
+    take_masked(s++);
+    for (; s < whole; ++s) largest = max(largest, load(scores.at(s)));
+    for (; s * kLanes < row.end; ++s) take_masked(s);
+    return reduce_max(largest);
 }
 
-// Weights of 32 positions take the place of the first 16 scores: both are one line of a row.
+// Turns scores into weights: all steps of the span, those zero that the row does not see. Their sum.
+inline float weigh_scores(const AttentionRow& row, const Span& span, const ScoreRow& scores) {
+    const Vec shift = exponent_shift(*row.max), log2_e = set1(kLog2E);
+    Vec sum = zero();
+    const auto weigh = [&](Vec score) {
+        const Vec p = exp2(fma(score, log2_e, shift));
+        sum = add(sum, p);
+        return p;
+    };
+    const auto weigh_masked = [&](int step) {
+        Vec p[2] = {zero(), zero()};
+        for (int half = 0; half < 2 && row.begin < (step + 1) * kDotStep && row.end > step * kDotStep; ++half) {
+            const int s = 2 * step + half;
+            p[half] = weigh(mask_scores(row, s * kLanes, load(scores.at(s))));
+        }
+        store_rounded(scores.weights(step), p[0], p[1]);
+    };
+    int step = span.first_step();
+    for (; step * kDotStep < row.begin; ++step) weigh_masked(step);
+    for (; (step + 1) * kDotStep <= row.end; ++step) {
+        const Vec first = weigh(load(scores.at(2 * step))), second = weigh(load(scores.at(2 * step + 1)));
+        store_rounded(scores.weights(step), first, second);
+    }
+    for (; step < span.last_step(); ++step) weigh_masked(step);
+    return reduce_add(sum);
+}
+
 void softmax_tiles(const AttentionTile& t, const AttentionRow* rows, int num_rows, const Span& span,
                    TileScratch& scratch) {
-    const bool capped = t.soft_cap > 0.0f;
-    for (int r = 0; r < num_rows; ++r) {  // all maxima first: the exponentials of a row wait for its own
-        Vec largest = set1(-__builtin_inff());
-        for (int s = rows[r].begin / kLanes; s * kLanes < rows[r].end; ++s) {
-            float* scores = scores_of(scratch, r, s);
-            Vec score = load(scores);
-            if (capped) store(scores, score = cap_scores(t, score));
-            largest = max(largest, mask_scores(rows[r], s * kLanes, score));
-        }
-        *rows[r].max = reduce_max(largest);
-    }
-    const int first = span.first_step(), last = span.last_step();
+    // all maxima first: the exponentials of a row wait for its own
+    for (int r = 0; r < num_rows; ++r) *rows[r].max = largest_score(t, rows[r], ScoreRow(scratch, r));
     for (int r = 0; r < num_rows; ++r) {
         const AttentionRow row = rows[r];  // a copy, which no store can change
-        const Vec shift = exponent_shift(*row.max), log2_e = set1(kLog2E);
-        Vec sum = zero();
-        for (int step = first; step < last; ++step) {
-            Vec p[2] = {zero(), zero()};
-            for (int half = 0; half < 2 && row.begin < (step + 1) * kDotStep && row.end > step * kDotStep; ++half) {
-                const int s = 2 * step + half;
-                const Vec score = mask_scores(row, s * kLanes, load(scores_of(scratch, r, s)));
-                p[half] = exp2(fma(score, log2_e, shift));
-                sum = add(sum, p[half]);
-            }
-            store_rounded(reinterpret_cast<uint16_t*>(scores_of(scratch, r, 2 * step)), p[0], p[1]);
-        }
-        *row.sum = reduce_add(sum);
+        *row.sum = weigh_scores(row, span, ScoreRow(scratch, r));
     }
 }
 

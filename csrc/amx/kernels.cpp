@@ -29,6 +29,8 @@ const Kernels& amx_kernels() {
     table.linear_bf16[static_cast<int>(WeightKind::kInt8)] = linear_bf16_tiles<WeightKind::kInt8>;
     table.linear_bf16[static_cast<int>(WeightKind::kInt4)] = linear_bf16_tiles<WeightKind::kInt4>;
     table.linear_bf16[static_cast<int>(WeightKind::kInt4Z)] = linear_bf16_tiles<WeightKind::kInt4Z>;
+    table.round_bf16 = round_pairs;
+    table.to_columns = to_columns;
     table.attend_bf16 = attend_bf16_tiles;
     return table;
 }

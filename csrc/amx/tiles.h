@@ -23,6 +23,11 @@ template <int Tile>
 inline void load(const void* base, size_t stride) {
     __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(Tile), "r"(base), "r"(stride) : "memory");
 }
+// The same of data that L1 need not keep.
+template <int Tile>
+inline void load_passing(const void* base, size_t stride) {
+    __asm__ volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(Tile), "r"(base), "r"(stride) : "memory");
+}
 template <int Tile>
 inline void store(void* base, size_t stride) {
     __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(Tile), "r"(base), "r"(stride) : "memory");

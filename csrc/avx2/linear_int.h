@@ -43,7 +43,7 @@ struct GroupSums<true, R, H> {
                 odd[h] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low);
             }
             for (int r = 0; r < R; ++r) {
-                const __m256i xe = broadcast4(x[r] + k + 8 * i), xo = broadcast4(x[r] + k + 8 * i + 4);
+                const __m256i xe = broadcast4(x[r] + k + 4 * i), xo = broadcast4(x[r] + k + 16 + 4 * i);
                 for (int h = 0; h < H; ++h) {
                     const __m256i pe = _mm256_maddubs_epi16(even[h], xe), po = _mm256_maddubs_epi16(odd[h], xo);
                     out[r][h] = i == 0 ? pe : _mm256_add_epi16(out[r][h], pe);

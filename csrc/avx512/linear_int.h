@@ -33,18 +33,18 @@ inline void group_sums(const uint8_t* w, const int8_t* const* x, int k, const in
     const __m512i low = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(static_cast<char>(0x80));
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-        __m512i even, odd;
+        __m512i lower, upper;
         if (Nibbles) {
             const __m512i bytes = load_bytes(w + i * 64);
-            even = _mm512_and_si512(bytes, low);
-            odd = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
+            lower = _mm512_and_si512(bytes, low);
+            upper = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
         } else {
-            even = _mm512_xor_si512(load_bytes(w + i * 128), sign);
-            odd = _mm512_xor_si512(load_bytes(w + i * 128 + 64), sign);
+            lower = _mm512_xor_si512(load_bytes(w + i * 64), sign);
+            upper = _mm512_xor_si512(load_bytes(w + (4 + i) * 64), sign);
         }
         for (int r = 0; r < R; ++r) {
-            out[r] = _mm512_dpbusd_epi32(out[r], even, broadcast4(x[r] + k + 8 * i));
-            second[r] = _mm512_dpbusd_epi32(second[r], odd, broadcast4(x[r] + k + 8 * i + 4));
+            out[r] = _mm512_dpbusd_epi32(out[r], lower, broadcast4(x[r] + k + 4 * i));
+            second[r] = _mm512_dpbusd_epi32(second[r], upper, broadcast4(x[r] + k + 16 + 4 * i));
         }
     }
     for (int r = 0; r < R; ++r) out[r] = _mm512_add_epi32(out[r], second[r]);
@@ -89,8 +89,9 @@ template <WeightKind Kind>
 void linear_int(const LinearTask& t) {
     for (int panel = t.panel_begin; panel < t.panel_end; ++panel) {
         int row = t.row_begin;
-        for (; row + 6 <= t.row_end; row += 6)  // 24 of 32 registers
-            row == t.row_begin ? int_tile<Kind, 6, true>(t, row, panel) : int_tile<Kind, 6, false>(t, row, panel);
+        for (; row + 8 <= t.row_end; row += 8)  // 28 of 32 registers
+            row == t.row_begin ? int_tile<Kind, 8, true>(t, row, panel) : int_tile<Kind, 8, false>(t, row, panel);
+        for (; row + 4 <= t.row_end; row += 4) int_tile<Kind, 4, true>(t, row, panel);
         for (; row + 2 <= t.row_end; row += 2) int_tile<Kind, 2, true>(t, row, panel);
         if (row < t.row_end) int_tile<Kind, 1, true>(t, row, panel);
     }

@@ -35,6 +35,10 @@ inline void load(const void* base, size_t stride) {
                          s.config.bytes_per_row[Tile]);
 }
 template <int Tile>
+inline void load_passing(const void* base, size_t stride) {
+    load<Tile>(base, stride);
+}
+template <int Tile>
 inline void store(void* base, size_t stride) {
     State& s = state();
     for (int row = 0; row < s.config.rows[Tile]; ++row)
@@ -53,6 +57,10 @@ inline float bf16_at(const uint8_t* row, int index) {
 template <int Sums, int A, int B>
 inline void multiply_bf16() {
     State& s = state();
+    const Config& c = s.config;
+    const bool fit = c.rows[Sums] && c.rows[Sums] == c.rows[A] && c.rows[B] && c.bytes_per_row[A] == 4 * c.rows[B] &&
+                     c.bytes_per_row[Sums] && c.bytes_per_row[Sums] == c.bytes_per_row[B];
+    if (!fit) __builtin_trap();  // the instruction would fault
     for (int m = 0; m < s.config.rows[Sums]; ++m) {
         float sums[16];
         __builtin_memcpy(sums, s.tile[Sums][m], sizeof(sums));

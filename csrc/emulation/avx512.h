@@ -36,6 +36,11 @@ OCTAVO_BINARY(max_epi32, M512i, _mm256_max_epi32)
 OCTAVO_BINARY(max_epu16, M512i, _mm256_max_epu16)
 OCTAVO_BINARY(and_si512, M512i, _mm256_and_si256)
 OCTAVO_BINARY(or_si512, M512i, _mm256_or_si256)
+OCTAVO_BINARY(shuffle_epi8, M512i, _mm256_shuffle_epi8)
+OCTAVO_BINARY(unpackhi_epi32, M512i, _mm256_unpackhi_epi32)
+OCTAVO_BINARY(unpackhi_epi64, M512i, _mm256_unpackhi_epi64)
+OCTAVO_BINARY(unpacklo_epi32, M512i, _mm256_unpacklo_epi32)
+OCTAVO_BINARY(unpacklo_epi64, M512i, _mm256_unpacklo_epi64)
 OCTAVO_BINARY(xor_si512, M512i, _mm256_xor_si256)
 #undef OCTAVO_UNARY
 #undef OCTAVO_BINARY
@@ -138,6 +143,10 @@ inline M512i dpbusd_epi32(M512i sum, M512i a, M512i b) {
 inline M512i srlv_epi32(M512i x, M512i counts) {
     return make(_mm256_srlv_epi32(x.lo, counts.lo), _mm256_srlv_epi32(x.hi, counts.hi));
 }
+inline M512i srlv_epi64(M512i x, M512i counts) {
+    return make(_mm256_srlv_epi64(x.lo, counts.lo), _mm256_srlv_epi64(x.hi, counts.hi));
+}
+inline M512i broadcast_i64x4(__m256i x) { return make(x, x); }
 inline M512i cvtepi8_epi32(__m128i x) {
     return make(_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)));
 }
@@ -156,6 +165,32 @@ inline M512i permutex2var_epi32(M512i a, M512i index, M512i b) {
     storeu_si512(x, a);
     storeu_si512(x + 16, b);
     for (int lane = 0; lane < 16; ++lane) out[lane] = x[i[lane] & 31];
+    return loadu_si512(out);
+}
+inline M512i permutexvar_epi16(M512i index, M512i a) {
+    uint16_t i[32], x[32], out[32];
+    storeu_si512(i, index);
+    storeu_si512(x, a);
+    for (int lane = 0; lane < 32; ++lane) out[lane] = x[i[lane] & 31];
+    return loadu_si512(out);
+}
+inline M512i permutex2var_epi64(M512i a, M512i index, M512i b) {
+    uint64_t i[8], x[16], out[8];
+    storeu_si512(i, index);
+    storeu_si512(x, a);
+    storeu_si512(x + 8, b);
+    for (int lane = 0; lane < 8; ++lane) out[lane] = x[i[lane] & 15];
+    return loadu_si512(out);
+}
+// Two parts of 128 bits of a, then two of b.
+template <int Control>
+inline M512i shuffle_i32x4(M512i a, M512i b) {
+    uint64_t x[8], y[8], out[8];
+    storeu_si512(x, a);
+    storeu_si512(y, b);
+    for (int part = 0; part < 4; ++part)
+        for (int half = 0; half < 2; ++half)
+            out[2 * part + half] = (part < 2 ? x : y)[2 * (Control >> 2 * part & 3) + half];
     return loadu_si512(out);
 }
 // VCVTNE2PS2BF16: b in the lower half, a in the upper; to nearest even, denormals are zero, NaN becomes quiet.
@@ -201,6 +236,16 @@ inline M512 setr_ps(const float (&lanes)[16]) { return loadu_ps(lanes); }
 #undef _mm512_setr_ps
 #define _mm512_setr_epi32(...) emulated::setr_epi32({__VA_ARGS__})
 #define _mm512_setr_ps(...) emulated::setr_ps({__VA_ARGS__})
+#define _mm512_broadcast_i64x4 emulated::broadcast_i64x4
+#define _mm512_permutex2var_epi64 emulated::permutex2var_epi64
+#define _mm512_permutexvar_epi16 emulated::permutexvar_epi16
+#define _mm512_shuffle_epi8 emulated::shuffle_epi8
+#define _mm512_shuffle_i32x4(a, b, control) emulated::shuffle_i32x4<control>(a, b)
+#define _mm512_srlv_epi64 emulated::srlv_epi64
+#define _mm512_unpackhi_epi32 emulated::unpackhi_epi32
+#define _mm512_unpackhi_epi64 emulated::unpackhi_epi64
+#define _mm512_unpacklo_epi32 emulated::unpacklo_epi32
+#define _mm512_unpacklo_epi64 emulated::unpacklo_epi64
 #define _mm512_srlv_epi32 emulated::srlv_epi32
 #define _mm512_cvtepi8_epi32 emulated::cvtepi8_epi32
 #define _mm512_permutexvar_epi32 emulated::permutexvar_epi32

@@ -20,7 +20,7 @@ IVec group_sums(const uint8_t* w, const int8_t* x) {
             for (int j = 0; j < 4; ++j) {
                 const uint8_t byte = w[(step * kLanes + c) * 4 + j];
                 if (Format::kNibbles) {
-                    sum.lane[c] += (byte & 15) * x[8 * step + j] + (byte >> 4) * x[8 * step + 4 + j];
+                    sum.lane[c] += (byte & 15) * x[4 * step + j] + (byte >> 4) * x[16 + 4 * step + j];
                 } else {
                     sum.lane[c] += static_cast<int8_t>(byte) * x[4 * step + j];
                 }

@@ -55,8 +55,8 @@ void dequantise_row(const octavo::Matrix& w, int row, float* out) {
         for (int i = 0; i < 4; ++i) {
             for (int j = 0; j < 4; ++j) {
                 const int byte = p[(i * kLanes + lane) * 4 + j];
-                out[8 * i + j] = d * static_cast<float>(byte & 15) + m;
-                out[8 * i + 4 + j] = d * static_cast<float>(byte >> 4) + m;
+                out[4 * i + j] = d * static_cast<float>(byte & 15) + m;
+                out[16 + 4 * i + j] = d * static_cast<float>(byte >> 4) + m;
             }
         }
         p += octavo::kGroup * kLanes / 2;

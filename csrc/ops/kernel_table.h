@@ -23,6 +23,7 @@ constexpr octavo::Kernels kernel_table(const char* name) {
                         linear_int<Kind::kInt4Z>},
         .linear_bf16 = {nullptr, nullptr, linear_bf16<Kind::kBf16>, linear_bf16<Kind::kInt8>, linear_bf16<Kind::kInt4>,
                         linear_bf16<Kind::kInt4Z>},
+        .to_columns = nullptr,
         .dequantise_row = dequantise_row,
         .quantise = quantise,
         .round_bf16 = round_bf16,

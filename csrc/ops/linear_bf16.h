@@ -20,8 +20,8 @@ inline float stored_integer(const uint8_t* group, int k, int column) {
     const uint8_t* p = group + IntFormat<Kind>::kScaleBytes;
     if (!IntFormat<Kind>::kNibbles)
         return static_cast<float>(static_cast<int8_t>(p[(k / 4 * kLanes + column) * 4 + k % 4]));
-    const int byte = p[(k / 8 * kLanes + column) * 4 + k % 4];
-    return static_cast<float>(k % 8 < 4 ? byte & 15 : byte >> 4);
+    const int byte = p[(k % 16 / 4 * kLanes + column) * 4 + k % 4];
+    return static_cast<float>(k < 16 ? byte & 15 : byte >> 4);
 }
 
 template <octavo::WeightKind Kind>

@@ -11,6 +11,7 @@ constexpr int kPanel = 16;           // output columns (rows of the weight) that
 constexpr int kGroup = 32;           // weights along K that share a scale; also the K of one bfloat16 tile
 constexpr int kTileRows = 16;        // rows of activations that lie together as bfloat16
 constexpr int kMaxLinearRows = 256;  // rows that a LinearTask has at most
+constexpr int kMaxColumns = 64;      // rows that Kernels::to_columns takes at most
 
 // How a matrix is packed. Within a panel, k runs outermost, the 16 columns innermost.
 enum class WeightKind : int {
@@ -22,7 +23,7 @@ enum class WeightKind : int {
     kInt4Z,  // per group: [16] f16 scale, nibbles                    w = d * q - 8 d
     kCount
 };
-// nibbles of a group: [4][16][4] bytes; byte [i][column][j] holds k = 8 i + j low and k = 8 i + 4 + j high
+// nibbles of a group: [4][16][4] bytes; byte [i][column][j] holds k = 4 i + j low and k = 16 + 4 i + j high
 
 struct Matrix {
     WeightKind kind;
@@ -71,16 +72,19 @@ struct LinearTask {
     int panel_begin, panel_end;
     float* out;  // out[(row - row_begin) * out_stride + (panel - panel_begin) * 16 + lane], overwritten
     size_t out_stride;
+    const uint16_t* columns = nullptr;  // for linear_bf16, if there are: all rows as Kernels::to_columns turns them
 };
 
 constexpr int kKvTile = 256;  // positions of one softmax tile, aligned to absolute position 0
 constexpr int kKvLanes = 16;  // positions that one K vector covers
+constexpr int kKvNext = 48;   // positions of the next tile to be fetched ahead
 
 // One tile of cached positions of one KV head, and the (query, head) rows that look at it.
 struct AttentionTile {
     const void* k[kKvTile / kKvLanes];  // [head_dim][k_stride], the first 16 of each row are the positions
     size_t k_stride;                    // elements
     const void* v[kKvTile];             // per position [head_dim padded to 16]
+    const void* next_v[kKvNext];        // of the tile that this thread probably takes next, to be fetched; may be null
     int head_dim, v_dim;                // v_dim: head_dim rounded up to 16
     bool kv_bf16;                       // else float32
     float scale, soft_cap;              // soft_cap 0: none
@@ -126,6 +130,9 @@ struct Kernels {
     LinearByKind linear_float;  // null for integer kinds
     LinearByKind linear_int8;   // null for float kinds
     LinearByKind linear_bf16;   // null for float32 and float16
+    // Rows of bfloat16 tiles as columns, each tile [16 pairs of k][16 rows][2], for products of 2 to 64 rows with 4-bit
+    // weights, which may be faster so. Null: they are not.
+    void (*to_columns)(const Quantised& x, int rows, uint16_t* columns);
     void (*dequantise_row)(const Matrix& w, int row, float* out);  // [cols]
     // One row, or its columns from `column` on: whole groups of 32, the last one excepted.
     void (*quantise)(const float* x, int cols, const Quantised& to, size_t row, size_t column);
@@ -148,9 +155,8 @@ struct Kernels {
     void (*softmax_terms)(const float* x, int n, float shift, float temperature, float* z, float* w, float* block_sums);
 };
 
-static inline bool is_integer(WeightKind kind) {
-    return kind == WeightKind::kInt8 || kind == WeightKind::kInt4 || kind == WeightKind::kInt4Z;
-}
+constexpr bool is_int4(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt4Z; }
+constexpr bool is_integer(WeightKind kind) { return kind == WeightKind::kInt8 || is_int4(kind); }
 // Whether products with such weights read rounded rows.
 static inline bool reads_quantised(WeightKind kind, Activations activations) {
     return is_integer(kind) || (kind == WeightKind::kBf16 && activations != Activations::kInt8);

@@ -142,7 +142,10 @@ def test_integer_products_equal_the_written_out_arithmetic_bit_for_bit(encoding:
 
 
 @pytest.mark.parametrize("encoding", ["BF16", "Q8_0", "Q4_0", "Q4_1"])
-@pytest.mark.parametrize(("num_rows", "num_out", "width"), [(1, 48, 64), (17, 16, 96), (40, 35, 672), (117, 64, 32)])
+@pytest.mark.parametrize(
+    ("num_rows", "num_out", "width"),
+    [(1, 48, 64), (5, 35, 64), (17, 48, 96), (40, 35, 672), (64, 16, 64), (117, 64, 32)],
+)
 def test_bfloat16_products_equal_the_written_out_arithmetic_bit_for_bit(
     encoding: Encoding, num_rows: int, num_out: int, width: int
 ) -> None:

@@ -110,7 +110,7 @@ class ProgramBuilder:
         call: dict[str, Any] = {
             "weight": params["weight"],
             "x": self._buffers.of(part.node.inputs[0], params["reads_quantised"]),
-            "out": self._buffers.place(part.output),
+            "out": self._buffers.place(part.output) if part.floats else -1,
         }
         if params["bias"] is not None:
             call["bias"] = params["bias"]

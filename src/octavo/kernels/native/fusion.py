@@ -29,6 +29,7 @@ class Part:
     activation: str = "silu"
     residual: Symbol | None = None
     quantised: bool = False  # also hands out its result quantised
+    floats: bool = True  # hands out its result as it is
 
     @property
     def inputs(self) -> tuple[Symbol, ...]:
@@ -82,7 +83,9 @@ def fuse(nodes: Sequence[Node], result: Symbol, *, enabled: bool = True) -> list
     items: list[Item] = [_region(node) if node.op == "linear" else node for node in nodes]
     if enabled:
         items = join_linears(fuse_residuals(fuse_gates(items, uses), uses))
-    return quantise_inputs(items, by_maker=enabled)
+    items = quantise_inputs(items, by_maker=enabled)
+    drop_unread_floats(items, result)
+    return items
 
 
 def fuse_gates(items: list[Item], uses: Uses) -> list[Item]:
@@ -169,6 +172,21 @@ def quantise_inputs(items: list[Item], *, by_maker: bool) -> list[Item]:
             makers[item.output] = item
         out.append(item)
     return out
+
+
+def drop_unread_floats(items: list[Item], result: Symbol) -> None:
+    """A result that is only read quantised is not written as floats: for a long prompt that is the most traffic."""
+    read = {result}
+    for item in items:
+        if isinstance(item, Region):
+            read |= {x for p in item.parts for x in p.node.inputs if not p.node.params["reads_quantised"]}
+            read |= {p.residual for p in item.parts if p.residual is not None}
+        else:
+            read |= {item.symbol} if isinstance(item, Quantise) else set(item.inputs)
+    for item in items:
+        if isinstance(item, Region):
+            for part in item.parts:
+                part.floats = not part.quantised or part.output in read
 
 
 def _region(node: Node) -> Region:
