@@ -6,7 +6,7 @@ from array import array
 import numpy as np
 import pytest
 
-from octavo.core.plan import DrawRule, ScheduledChunk
+from octavo.core.plan import DrawRule, ScheduledChunk, WantedLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.batch import build_batch
 
@@ -56,10 +56,10 @@ def test_every_position_gets_the_slot_that_its_block_table_names() -> None:
 
 def test_draw_rows_come_first_and_targets_name_the_predicted_token() -> None:
     rule = DrawRule(params=SamplingParams(temperature=0.0), stream=7)
-    history = [10, 11, 12, 13, 14]
+    wanted = WantedLogprobs(positions=range(2, 5), token_ids=[12, 13, 14], num_alternatives=2)
     chunks = [
         chunk(4, [14], [0, 1, 2], draw=rule),
-        chunk(1, [11, 12, 13], [3, 4, 5], history=history, want_logprobs=range(2, 5), num_prompt_logprobs=2),
+        chunk(1, [11, 12, 13], [3, 4, 5], want_logprobs=wanted),
     ]
     batch = build_batch(chunks, [(1, 2, 1)], 2)
     assert batch.step.logit_rows.tolist() == [0, 1, 2, 3]

@@ -136,7 +136,11 @@ class ModelFreeRunner:
     def read(self, chunk: ScheduledChunk) -> tuple[SampledToken | None, tuple[SampledToken, ...]]:
         context = [number for block in chunk.block_ids for number in self.blocks[block]][: chunk.end]
         assert len(context) == chunk.end, "the block table does not cover the chunk"
-        logprobs = tuple(prompt_logprob(context[:p], chunk.history[p]) for p in chunk.want_logprobs)
+        logprobs: tuple[SampledToken, ...] = ()
+        if (wanted := chunk.want_logprobs) is not None:
+            logprobs = tuple(
+                prompt_logprob(context[:p], token) for p, token in zip(wanted.positions, wanted.token_ids, strict=True)
+            )
         if chunk.draw is None:
             return None, logprobs
         return SampledToken(token_id=drawn_token(context, chunk.draw.stream, chunk.draw.banned_token_ids)), logprobs

@@ -201,9 +201,10 @@ def test_prompt_logprobs_are_asked_once_and_skip_the_lookup_but_fill_the_cache()
     driver.run()
     assert any("b" in plan.preempted for plan in driver.plans)
     chunks = [chunk for plan in driver.plans for chunk in plan.chunks if chunk.request_id == "b"]
-    assert [p for chunk in chunks for p in chunk.want_logprobs] == list(range(1, 12))
-    assert all(p - 1 in range(c.start, c.end) for c in chunks for p in c.want_logprobs)
-    assert all(bool(c.history) == bool(c.want_logprobs) for c in chunks)
+    asked = [(chunk, chunk.want_logprobs) for chunk in chunks if chunk.want_logprobs is not None]
+    assert [p for _, owed in asked for p in owed.positions] == list(range(1, 12))
+    assert [token for _, owed in asked for token in owed.token_ids] == prompt[1:]
+    assert all(p - 1 in range(c.start, c.end) for c, owed in asked for p in owed.positions)
     (got,) = [[lp for e in driver.events if e.request_id == "b" for lp in e.prompt_logprobs]]
     assert got == compute_alone(request("b", prompt, 4, sampling=wanted)).prompt_logprobs
     first_admission = next(a for plan in driver.plans for a in plan.admitted if a.request_id == "b")

@@ -26,6 +26,15 @@ class DrawRule:
     banned_token_ids: tuple[int, ...] = ()  # stop tokens while fewer than min_tokens are out
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedLogprobs:
+    """Prompt logprobs that a chunk owes: at positions p, given [0, p). Each p - 1 lies in the chunk."""
+
+    positions: range
+    token_ids: Sequence[int]  # at these positions
+    num_alternatives: int
+
+
 @hot_record
 class ScheduledChunk:
     """Run positions ``[start, start + len(token_ids))`` of one sequence. There is no prefill/decode flag."""
@@ -36,9 +45,7 @@ class ScheduledChunk:
     block_ids: Sequence[int]  # buffer of int32; the block table's head, covers all of [0, end); valid until apply()
     draw: DrawRule | None = None  # set only if the chunk reaches the last known token and a token is wanted
     reason: str = "decode"  # why this length: "decode", "budget", "target_itl", "memory", "last piece", ...
-    want_logprobs: range = range(0)  # positions p whose logprob given [0, p) is asked for; p - 1 lies in this chunk
-    num_prompt_logprobs: int = 0  # alternatives per wanted position
-    history: Sequence[int] = ()  # all known tokens, if want_logprobs needs them; valid until apply()
+    want_logprobs: WantedLogprobs | None = None
 
     @property
     def end(self) -> int:

@@ -50,7 +50,7 @@ def build_batch(
         slots += _slots(chunk.block_ids, start, end, block_size)
         context_lens.append(end)
     draws = [chunk.draw for chunk in chunks if chunk.draw is not None]
-    asked = [index for index, chunk in enumerate(chunks) if chunk.want_logprobs]
+    asked = [index for index, chunk in enumerate(chunks) if chunk.want_logprobs is not None]
     query_starts: Sequence[int] = range(count + 1)
     draw_chunks: Sequence[int] = range(count)
     rows: Sequence[int] = draw_chunks
@@ -61,10 +61,11 @@ def build_batch(
         draw_chunks = [index for index, chunk in enumerate(chunks) if chunk.draw is not None]
         target_rows: list[int] = []
         for index in asked:
-            chunk, first = chunks[index], query_starts[index] - chunks[index].start
-            targets += [(chunk.history[position], chunk.num_prompt_logprobs) for position in chunk.want_logprobs]
-            target_chunks += [index] * len(chunk.want_logprobs)
-            target_rows += [first + position - 1 for position in chunk.want_logprobs]
+            wanted, first = chunks[index].want_logprobs, query_starts[index] - chunks[index].start
+            assert wanted is not None
+            targets += [(token, wanted.num_alternatives) for token in wanted.token_ids]
+            target_chunks += [index] * len(wanted.positions)
+            target_rows += [first + position - 1 for position in wanted.positions]
         rows = [query_starts[index + 1] - 1 for index in draw_chunks] + target_rows
     copies = chain.from_iterable(block_copies)
     ints = array("i", [*token_ids, *positions, *slots, *rows, *query_starts, *context_lens, *copies])

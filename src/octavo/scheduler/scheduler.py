@@ -222,7 +222,7 @@ class Scheduler:
                 why = "no token could be drawn: the logits are not finite, or the request's masks leave nothing"
                 events.append(self._fail(chunk.request_id, why, suspect=True))
                 continue
-            logprobs = result.prompt_logprobs[i] if chunk.want_logprobs else ()
+            logprobs = () if chunk.want_logprobs is None else result.prompt_logprobs[i]
             event = self._advance(seq, chunk, token, logprobs)
             if event is not None:
                 events.append(event)
@@ -417,8 +417,8 @@ class Scheduler:
         if end // size > start // size:
             assert seq.table is not None
             self.manager.commit(seq.table, seq.tokens, end)
-        if chunk.want_logprobs:
-            seq.next_prompt_logprob = chunk.want_logprobs.stop
+        if chunk.want_logprobs is not None:
+            seq.next_prompt_logprob = chunk.want_logprobs.positions.stop
         if end < len(seq.tokens):
             return TokenEvent(request_id=chunk.request_id, prompt_logprobs=logprobs) if logprobs else None
         if seq.draws:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from octavo.core.plan import DrawRule, FinishReason, ScheduledChunk
+from octavo.core.plan import DrawRule, FinishReason, ScheduledChunk, WantedLogprobs
 from octavo.core.request import Request
 from octavo.memory.block_table import BlockTable
 
@@ -32,7 +32,6 @@ class Sequence:
         "next_prompt_logprob",
         "num_computed",
         "num_preemptions",
-        "num_prompt_logprobs",
         "prepaid",
         "progress_s",
         "prompt_len",
@@ -65,7 +64,6 @@ class Sequence:
         self.draws = request.max_tokens > 0
         self.longest = self.prompt_len + request.max_tokens
         self.min_tokens = sampling.min_tokens
-        self.num_prompt_logprobs = sampling.prompt_logprobs or 0
         self.draw_rule = self._draw_rule(tuple(sorted(self.stop_token_ids)) if self.min_tokens > 0 else ())
         # first position whose prompt logprob is still owed; prompt_len: none
         self.next_prompt_logprob = 1 if sampling.prompt_logprobs is not None else self.prompt_len
@@ -121,7 +119,9 @@ class Sequence:
         if self.next_prompt_logprob < self.prompt_len:
             owed = range(max(start + 1, self.next_prompt_logprob), min(end + 1, self.prompt_len))
             if owed:
-                chunk = replace(chunk, want_logprobs=owed, num_prompt_logprobs=self.num_prompt_logprobs, history=tokens)
+                tokens_there, count = tokens[owed.start : owed.stop], self.sampling.prompt_logprobs or 0
+                wanted = WantedLogprobs(positions=owed, token_ids=tokens_there, num_alternatives=count)
+                chunk = replace(chunk, want_logprobs=wanted)
         return chunk
 
     def append(self, token_id: int) -> tuple[FinishReason | None, int | None]:
