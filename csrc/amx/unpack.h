@@ -23,7 +23,7 @@ inline void store_rounded(uint16_t* row, Vec first, Vec second) {
     _mm512_storeu_si512(row, (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
-// ops/elementwise.h, round_bf16, with denormals as zeros, which is what products take them for.
+// ops/elementwise.h, round_bf16.
 void round_pairs(const float* x, int cols, const octavo::Quantised& to, size_t row, size_t column) {
     for (size_t tile = column / kGroup; cols > 0; ++tile, cols -= kGroup, x += kGroup)
         store_rounded(to.tiles + tile_offset(to, row, tile), load(x), cols > kLanes ? load(x + kLanes) : zero());

@@ -42,12 +42,18 @@ void quantise(const float* x, int cols, const octavo::Quantised& to, size_t row,
     }
 }
 
+// Denormals as zeros, as the conversions of AVX512_BF16 take them; rounded, the largest would be a normal number.
+inline Vec without_denormals(Vec x) {
+    const Vec least = set1(0x1p-126f);
+    return select(less(x, least), select(less(sub(zero(), least), x), mul(x, zero()), x), x);
+}
+
 // One row, or its columns from `column` on (a multiple of 32), to bfloat16; the last tile is filled up with zeros.
 void round_bf16(const float* x, int cols, const octavo::Quantised& to, size_t row, size_t column) {
     for (size_t tile = column / octavo::kGroup; cols > 0; ++tile, cols -= octavo::kGroup, x += octavo::kGroup) {
         uint16_t* words = to.tiles + tile_offset(to, row, tile);
-        store_bf16(words, load(x));
-        store_bf16(words + kLanes, cols > kLanes ? load(x + kLanes) : zero());
+        store_bf16(words, without_denormals(load(x)));
+        store_bf16(words + kLanes, cols > kLanes ? without_denormals(load(x + kLanes)) : zero());
     }
 }
 

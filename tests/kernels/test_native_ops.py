@@ -14,7 +14,7 @@ from octavo.core.errors import ConfigError
 from octavo.kernels.base import Array, Ops
 from octavo.kernels.native.backend import Activations, NativeBackend
 from octavo.kernels.reference.rope import rotation_table
-from octavo.kernels.weight_tensor import Encoding
+from octavo.kernels.weight_tensor import Encoding, WeightTensor
 
 Floats = NDArray[np.float32]
 ROWS = 117  # every row is one token of one sequence
@@ -171,6 +171,23 @@ def test_bfloat16_weights_of_any_width_meet_bfloat16_rows(width: int) -> None:
         packed = made.pack(weight, frozenset({"linear"}))
         return lambda ops, x: ops.linear(x, packed)
 
+    for isa in ISAS:
+        np.testing.assert_array_equal(run_op(isa, x, prepare, "bf16"), wanted)
+
+
+def test_rounding_to_bfloat16_takes_denormals_for_zero() -> None:
+    """The largest would round up to a normal number, which the instructions of AVX512_BF16 do not do."""
+    bits = np.uint32([0x007FFFFF, 0x007F8000, 0x807FFFFF, 0x007F7FFF, 0x00000001, 0x80000000, 0x00800000, 0x80800001])
+    x = np.zeros((ROWS, 32), np.float32)
+    x[:, : len(bits)] = bits.view(np.float32)
+    ones = (np.eye(32, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    weight = WeightTensor(name="w", shape=(32, 32), encoding="BF16", data=ones.reshape(-1).view(np.uint8))
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        packed = made.pack(weight, frozenset({"linear"}))
+        return lambda ops, x: ops.linear(x, packed)
+
+    wanted = np.where(np.abs(x) < 2.0**-126, 0.0, to_bfloat16(x))
     for isa in ISAS:
         np.testing.assert_array_equal(run_op(isa, x, prepare, "bf16"), wanted)
 
