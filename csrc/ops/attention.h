@@ -66,15 +66,24 @@ template <class T, int R, int V>
     return s;
 }
 
+inline Vec cap_scores(const octavo::AttentionTile& t, Vec score) {
+    return mul(tanh(mul(score, set1(1.0f / t.soft_cap))), set1(t.soft_cap));
+}
+
+// Scores of positions [base, base + 16), -inf where the row sees none.
+inline Vec mask_scores(const octavo::AttentionRow& row, int base, Vec score) {
+    if (row.begin <= base && row.end >= base + kLanes) return score;
+    return select(lanes_between(row.begin - base, row.end - base), score, set1(-__builtin_inff()));
+}
+
 // Turns a row's products into scores, then into exp(score - max), and sets its maximum and sum.
 inline void softmax_row(const octavo::AttentionTile& t, const octavo::AttentionRow& row, float* p) {
     const int first = row.begin / kLanes * kLanes;
     Vec largest = set1(-__builtin_inff());
     for (int i = first; i < row.end; i += kLanes) {
         Vec score = mul(load(p + i), set1(t.scale));
-        if (t.soft_cap > 0.0f) score = mul(tanh(mul(score, set1(1.0f / t.soft_cap))), set1(t.soft_cap));
-        if (row.begin > i || row.end < i + kLanes)
-            score = select(lanes_between(row.begin - i, row.end - i), score, set1(-__builtin_inff()));
+        if (t.soft_cap > 0.0f) score = cap_scores(t, score);
+        score = mask_scores(row, i, score);
         store(p + i, score);
         largest = max(largest, score);
     }

@@ -15,7 +15,7 @@
 // not. Zeros of either sign add alike, and the last rule makes the result one.
 #pragma once
 
-#include "math.h"
+#include "attention.h"
 
 namespace {
 
@@ -33,16 +33,6 @@ inline Vec exp2(Vec x) {
     p = fma(p, r, set1(0.693124175f));
     p = fma(p, r, set1(1.0f));
     return mul_pow2(p, sub(x, r));
-}
-
-inline Vec cap_scores(const octavo::AttentionTile& t, Vec score) {
-    return mul(tanh(mul(score, set1(1.0f / t.soft_cap))), set1(t.soft_cap));
-}
-
-// Scores of positions [base, base + 16), -inf where the row sees none.
-inline Vec mask_scores(const octavo::AttentionRow& row, int base, Vec score) {
-    if (row.begin <= base && row.end >= base + kLanes) return score;
-    return select(lanes_between(row.begin - base, row.end - base), score, set1(-__builtin_inff()));
 }
 
 // What makes exponents of scores: fma(score, log2 e, shift).

@@ -87,14 +87,13 @@ class DrawPacker:
         prepared = [self._prepared.get(id(rule.params)) or self._prepare(rule.params) for rule in draws]
         records = np.frombuffer(bytearray().join([half.record for half in prepared]), DRAW_DTYPE)
         records["stream"] = [rule.stream for rule in draws]
-        for rule, half, record in zip(draws, prepared, records, strict=True):
-            if half.plain and not rule.banned_token_ids:
+        plain = [half.plain and not rule.banned_token_ids for rule, half in zip(draws, prepared, strict=True)]
+        for rule, record, is_plain in zip(draws, records, plain, strict=True):
+            if is_plain and id(rule) not in self._plain:
                 if len(self._plain) >= _KEPT:
                     self._plain.clear()
                 self._plain[id(rule)] = rule, record.tobytes()
-        if all(half.plain and not rule.banned_token_ids for rule, half in zip(draws, prepared, strict=True)):
-            return records.tobytes(), []
-        lists = _add_lists(records, draws, prepared)
+        lists = [] if all(plain) else _add_lists(records, draws, prepared)
         return records.tobytes(), lists
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
