@@ -16,7 +16,7 @@ from live_server import LiveServer, running_server, wait_for
 from wire import CHAT, COMPLETIONS, HELLO, answer_of, chat, complete, error_of, events_of
 
 from octavo.api import error_handlers
-from octavo.api.json_body import MAX_BODY_BYTES, parse_json
+from octavo.api.json_body import parse_json
 from octavo.core.errors import (
     EngineUnavailable,
     InvalidRequest,
@@ -26,6 +26,7 @@ from octavo.core.errors import (
     RequestFailed,
     UnsupportedParameter,
 )
+from octavo.core.limits import MAX_BODY_BYTES
 
 JSON = {"content-type": "application/json"}
 

@@ -17,9 +17,7 @@ from starlette.requests import Request
 
 from octavo.api.error_handlers import ApiError
 from octavo.core.errors import InvalidRequest
-
-MAX_BODY_BYTES = 8 * 1024 * 1024
-BODY_TIMEOUT_S = 60.0
+from octavo.core.limits import BODY_TIMEOUT_S, MAX_BODY_BYTES
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 

@@ -15,17 +15,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from octavo.api.field_policy import drop_nulls, honoured_fields, short_repr
 from octavo.core.errors import InvalidRequest, UnsupportedParameter
-from octavo.core.sampling_params import (
+from octavo.core.limits import (
     MAX_BAD_WORDS,
+    MAX_CACHE_SALT_CHARS,
+    MAX_N,
+    MAX_SEQUENCE_BREAKERS,
     MAX_STOP_STRINGS,
     MAX_TOKEN_ID_LIST,
-    SamplingParams,
+    MAX_WORD_CHARS,
 )
-from octavo.engine.requests import MAX_N
-
-MAX_WORD_CHARS = 256
-MAX_CACHE_SALT_CHARS = 256
-MAX_SEQUENCE_BREAKERS = 64
+from octavo.core.sampling_params import SamplingParams
 
 #: What DRY's repeats do not reach across, if the request does not say.
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")

@@ -9,10 +9,8 @@ from pydantic import BeforeValidator, Field
 from octavo.api.field_policy import honoured_fields, short_repr
 from octavo.api.schemas import CommonFields, Int, parse_kwargs
 from octavo.core.errors import InvalidRequest, UnsupportedParameter
-from octavo.core.sampling_params import MAX_LOGPROBS
+from octavo.core.limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_PARTS
 
-MAX_MESSAGES = 4096
-MAX_PARTS = 1024
 ROLES = ("system", "developer", "user", "assistant")
 #: Roles that other servers know.
 TOOL_ROLES = ("tool", "function")

@@ -9,10 +9,8 @@ from pydantic import BeforeValidator, Field
 from octavo.api.field_policy import short_repr
 from octavo.api.schemas import CommonFields, Int
 from octavo.core.errors import InvalidRequest, UnsupportedParameter
-from octavo.core.sampling_params import MAX_LOGPROBS
+from octavo.core.limits import MAX_CHOICES, MAX_LOGPROBS, MAX_PROMPTS
 
-MAX_PROMPTS = 256
-MAX_CHOICES = 1024
 DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | tuple[int, ...]

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.errors import InvalidRequest
-
-MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 1024
-MAX_TOKEN_ID_LIST = 4096
-MAX_BAD_WORDS = 256
+from octavo.core.limits import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_ID_LIST,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +106,10 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids is empty; leave it out to allow all", param="allowed_token_ids")
         words = self.bad_words_token_ids
-        if len(words) > MAX_BAD_WORDS or any(not 1 <= len(word) <= 64 for word in words):
+        if len(words) > MAX_BAD_WORDS or any(not 1 <= len(word) <= MAX_BAD_WORD_TOKENS for word in words):
             raise InvalidRequest(
-                f"bad_words takes up to {MAX_BAD_WORDS} words of 1 to 64 tokens each", param="bad_words"
+                f"bad_words takes up to {MAX_BAD_WORDS} words of 1 to {MAX_BAD_WORD_TOKENS} tokens each",
+                param="bad_words",
             )
         for _, bias in self.logit_bias:
             if not (_is_number(bias) and -100.0 <= bias <= 100.0):

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from octavo.core.config import ResolvedConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
+from octavo.core.limits import MAX_N
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-
-MAX_N = 16
 
 
 def make_requests(
