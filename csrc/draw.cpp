@@ -9,6 +9,7 @@ namespace octavo {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kVanished = -745.0f;  // exp of this and less is 0 even in float64: masked, or as good as
 constexpr double kMinTemperature = 1e-5;
 constexpr int kMaxDryMatch = 256;
@@ -59,7 +60,9 @@ void for_each_distinct(std::span<const int32_t> tokens, std::vector<int32_t>& co
 void apply_penalties(float* x, const DrawParams& draw, const DrawLists& lists, DrawScratch& scratch) {
     if (draw.repetition_penalty != 1.0f)
         for_each_distinct(lists.history, scratch.counts, [&](int32_t token, int32_t) {
-            x[token] = x[token] > 0.0f ? x[token] / draw.repetition_penalty : x[token] * draw.repetition_penalty;
+            if (x[token] == -kInfinity) return;
+            const float scaled = x[token] > 0.0f ? x[token] / draw.repetition_penalty : x[token] * draw.repetition_penalty;
+            x[token] = std::clamp(scaled, -kLargest, kLargest);
         });
     if (draw.frequency_penalty == 0.0f && draw.presence_penalty == 0.0f) return;
     const size_t prompt = std::min(static_cast<size_t>(draw.prompt_len), lists.history.size());
@@ -299,7 +302,7 @@ double log_sum_exp(const Kernels& kernels, const float* x, int n, float shift, D
 
 int32_t choose(const Kernels& kernels, const float* x, int n, int best, float largest, const DrawParams& draw,
                int64_t position, DrawScratch& scratch) {
-    if (largest == -kInfinity) return -1;
+    if (largest == -kInfinity) return kNoTokenLeft;
     if (draw.temperature == 0.0f) return best;
     DrawScratch& s = scratch;
     const float temperature = std::max(draw.temperature, static_cast<float>(kMinTemperature));

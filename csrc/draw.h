@@ -34,8 +34,8 @@ double uniform(uint64_t stream, int64_t position, uint64_t purpose);
 // Adds bias, masks and penalties to a copy of the row; returns the row itself if there is nothing to do.
 const float* adjust(const float* logits, int n, const DrawParams& draw, const DrawLists& lists, DrawScratch& scratch);
 
-// The token drawn for `position` from an adjusted row whose largest value is `largest` at `best`; -1 if everything is
-// masked.
+// The token drawn for `position` from an adjusted row whose largest value is `largest` at `best`; kNoTokenLeft if
+// everything is masked.
 int32_t choose(const Kernels& kernels, const float* x, int n, int best, float largest, const DrawParams& draw,
                int64_t position, DrawScratch& scratch);
 

@@ -40,9 +40,12 @@ struct Target {
     int32_t token, num_alternatives;
 };
 
-// What came of one logit row. token -1: the row was not finite, or everything was masked.
+// In place of a token: why there is none. Mirrored by _FAILURES in kernels/native/backend.py.
+constexpr int32_t kNotFinite = -1, kNoTokenLeft = -2;
+
+// What came of one logit row.
 struct RowResult {
-    int32_t token = -1;
+    int32_t token = kNotFinite;
     bool has_logprob = false;
     double logprob = 0.0;
     std::vector<std::pair<int32_t, double>> top;

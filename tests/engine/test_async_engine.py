@@ -16,7 +16,7 @@ import pytest
 from octavo.core.config import EngineConfig, ResolvedConfig
 from octavo.core.errors import ConfigError, EngineUnavailable, InvalidRequest, PromptTooLong, QueueFull
 from octavo.core.output import RequestOutput
-from octavo.core.plan import SampledToken, StepPlan, StepResult
+from octavo.core.plan import DrawFailure, SampledToken, StepPlan, StepResult
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.async_engine import AsyncEngine, RequestStream
 from octavo.engine.engine_core import EngineCore
@@ -60,7 +60,9 @@ class Runner:
         self.seen += [chunk.request_id for chunk in plan.chunks]
         if any(chunk.request_id in self.raise_for for chunk in plan.chunks):
             raise RuntimeError("the kernel fell over")
-        failed = tuple(i for i, chunk in enumerate(plan.chunks) if chunk.request_id in self.bad_rows)
+        failed: dict[int, DrawFailure] = {
+            i: "not_finite" for i, chunk in enumerate(plan.chunks) if chunk.request_id in self.bad_rows
+        }
         tokens = tuple(
             None if chunk.draw is None or i in failed else SampledToken(token_id=ord("a") + chunk.end % 26)
             for i, chunk in enumerate(plan.chunks)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import extreme_draws
 import numpy as np
 import pytest
 from native_models import ISAS, allocate, backend, config
 from native_steps import Seq, step_input
 from numpy.typing import NDArray
 
-from octavo.core.plan import DrawRule, SampledToken
+from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Array, Draw, Ops
 from octavo.kernels.native.backend import NativeBackend
@@ -39,7 +40,9 @@ class Rows:
         made.bind(_Identity(made, c, table), max_tokens=n, max_seqs=1)
         return cls(made, vocab)
 
-    def run(self, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> list[SampledToken | None]:
+    def run(
+        self, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()
+    ) -> list[SampledToken | DrawFailure]:
         """Row i, at position i, is drawn by draws[i], then come the targets."""
         n = len(draws) + len(targets)
         step = step_input([(Seq(list(range(n)), list(range(64))), n)], 16, logit_rows=range(n))
@@ -65,10 +68,10 @@ class _Identity:
         return ops.logits(rows, self._eye)
 
 
-def compare(got: list[SampledToken | None], logits: Floats, draws: Sequence[DrawRule]) -> None:
+def compare(got: list[SampledToken | DrawFailure], logits: Floats, draws: Sequence[DrawRule]) -> None:
     for row, (token, draw) in enumerate(zip(got, draws, strict=True)):
         wanted = reference.sample(logits[row], Draw.at(draw, row + 1))
-        if wanted is None or token is None:
+        if isinstance(wanted, str) or isinstance(token, str):
             assert token == wanted
             continue
         assert token.token_id == wanted.token_id, (row, draw)
@@ -175,7 +178,7 @@ def test_target_rows_report_their_token(rows: Rows) -> None:
     got = rows.run([draw], targets)
     for row, (token, alternatives) in enumerate(targets, start=1):
         wanted = reference.report(LOGITS[row], token, alternatives)
-        assert got[row] is not None
+        assert isinstance(got[row], SampledToken)
         assert got[row].token_id == token
         assert got[row].logprob == pytest.approx(wanted.logprob, abs=2e-6)
         assert [i for i, _ in got[row].top] == [i for i, _ in wanted.top]
@@ -196,17 +199,56 @@ def test_a_row_with_one_value_that_is_not_finite_fails(poison: float, place: int
     table = Rows.of(logits)
     params = SamplingParams(logprobs=1)
     got = table.run([DrawRule(params=params, stream=0)] * 3)
-    assert got[1] is None
-    assert got[0] is not None
-    assert got[2] is not None
+    assert [isinstance(token, SampledToken) or token for token in got] == [True, "not_finite", True]
 
 
 def test_a_draw_with_everything_masked_fails_alone(rows: Rows) -> None:
     masked = DrawRule(params=SamplingParams(allowed_token_ids=(3,)), stream=0, banned_token_ids=(3,))
     free = DrawRule(params=SamplingParams(temperature=0.0), stream=0)
     got = rows.run([masked, free])
-    assert got[0] is None
-    assert got[1] is not None
+    assert got[0] == "no_token_left"
+    assert isinstance(got[1], SampledToken)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_at_the_ends_of_every_range_a_token_comes(isa: str) -> None:
+    table = Rows.of(np.tile(extreme_draws.rows(), (8, 1)), isa)
+    for seed in range(10):
+        rules = extreme_draws.rules(seed, 64)
+        for i, (rule, token) in enumerate(zip(rules, table.run(rules), strict=True)):
+            assert isinstance(token, SampledToken), rule
+            draw = Draw.at(rule, i + 1)
+            adjusted = reference.adjust(extreme_draws.rows()[i % 8], draw)
+            assert adjusted[token.token_id] > -np.inf, "a masked token was drawn"
+            if rule.params.greedy:
+                assert token.token_id == int(np.argmax(adjusted)), rule
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_truncation_stops_at_the_token_that_reaches_the_mass(isa: str) -> None:
+    num = len(extreme_draws.BOUNDARIES)
+    table = Rows.of(np.zeros((num, extreme_draws.BOUNDARY_VOCAB), np.float32), isa)
+    draws = [
+        extreme_draws.boundary_rule(fields, left, row + 1)
+        for row, (fields, left) in enumerate(extreme_draws.BOUNDARIES)
+    ]
+    got = [token.token_id for token in table.run(draws) if isinstance(token, SampledToken)]
+    assert got == [left - 1 for _, left in extreme_draws.BOUNDARIES]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 1 - 2**-53}, {"typical_p": 1 - 2**-53}], ids=str)
+def test_xtc_counts_a_token_at_the_threshold_as_above_it(isa: str, more: dict) -> None:
+    # 32 tokens of which four are likely; the others have vanished
+    logits = np.full((16, 32), -1e30, np.float32)
+    logits[:, :4] = 0.0
+    table, at, above = Rows.of(logits, isa), extreme_draws.XTC_AT_THE_THRESHOLD, extreme_draws.XTC_ABOVE_THE_THRESHOLD
+    if "top_k" in more:  # of three, each has a third
+        at, above = replace(at, xtc_threshold=1 / 3), replace(above, xtc_threshold=1 / 3 + 2**-20)
+    likely = set(range(more.get("top_k", 4)))
+    for params, drawn in ((replace(at, **more), {max(likely)}), (replace(above, **more), likely)):
+        tokens = table.run([DrawRule(params=params, stream=stream) for stream in range(16)])
+        assert {token.token_id for token in tokens if isinstance(token, SampledToken)} == drawn
 
 
 def test_draws_follow_their_distribution() -> None:
@@ -217,7 +259,7 @@ def test_draws_follow_their_distribution() -> None:
     for step in range(300):
         draws = [DrawRule(params=SamplingParams(), stream=step) for _ in range(64)]
         for token in table.run(draws):
-            assert token is not None
+            assert isinstance(token, SampledToken)
             counts[token.token_id] += 1
     expected = 19200 * np.exp(row)
     assert (np.abs(counts - expected) <= 4 * np.sqrt(expected)).all()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import extreme_draws
 import numpy as np
 import pytest
 
+from octavo.core.plan import SampledToken
 from octavo.core.request import uniform
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Draw
@@ -121,9 +123,9 @@ def test_the_draw_is_the_first_id_whose_cumulative_weight_exceeds_u():
 def test_a_row_that_is_not_finite_or_wholly_masked_draws_nothing():
     draw = Draw(params=SamplingParams(), stream=1, position=2)
     for bad in (np.nan, np.inf, -np.inf):
-        assert ref.sample(row(0, bad, 0), draw) is None
+        assert ref.sample(row(0, bad, 0), draw) == "not_finite"
     nothing = Draw(params=SamplingParams(allowed_token_ids=(1,)), stream=1, position=2, banned_token_ids=(1,))
-    assert ref.sample(row(0, 1, 2), nothing) is None
+    assert ref.sample(row(0, 1, 2), nothing) == "no_token_left"
 
 
 def test_temperature_zero_takes_the_first_maximum_after_the_penalties():
@@ -131,25 +133,61 @@ def test_temperature_zero_takes_the_first_maximum_after_the_penalties():
         params=SamplingParams(temperature=0.0, repetition_penalty=2.0), stream=1, position=2, history=[2], prompt_len=1
     )
     token = ref.sample(row(1.5, 1.5, 2), draw)
-    assert token is not None
+    assert isinstance(token, SampledToken)
     assert token.token_id == 0
 
 
 def test_a_temperature_near_zero_neither_overflows_nor_differs_from_greedy():
     draw = Draw(params=SamplingParams(temperature=1e-300), stream=1, position=2)
     token = ref.sample(row(1e30, -1e30, 0), draw)
-    assert token is not None
+    assert isinstance(token, SampledToken)
     assert token.token_id == 0
 
 
 def test_reported_logprobs_are_of_the_raw_row_with_ties_to_the_lowest_id():
     draw = Draw(params=SamplingParams(temperature=0.0, logit_bias=((3, 50.0),), logprobs=2), stream=1, position=2)
     token = ref.sample(row(0, 0, 0, -1), draw)
-    assert token is not None
+    assert isinstance(token, SampledToken)
     total = np.log(3 + np.exp(-1))
     assert token.token_id == 3
     assert token.logprob == pytest.approx(-1 - total)
     assert token.top == ((0, pytest.approx(-total)), (1, pytest.approx(-total)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_at_the_ends_of_every_range_a_token_comes_and_what_is_not_masked_stays_finite(seed):
+    for i, rule in enumerate(extreme_draws.rules(seed, 64)):
+        logits, draw = extreme_draws.rows()[i % 8], Draw.at(rule, i)
+        adjusted = ref.adjust(logits, draw)
+        allowed = set(rule.params.allowed_token_ids or range(extreme_draws.VOCAB)) - set(rule.banned_token_ids)
+        assert np.flatnonzero(np.isfinite(adjusted)).tolist() == sorted(allowed)
+        assert (adjusted[~np.isfinite(adjusted)] == -INF).all()
+        token = ref.sample(logits, draw)
+        assert isinstance(token, SampledToken), rule
+        assert token.token_id in allowed
+
+
+def test_a_penalty_that_overflows_leaves_the_largest_number_and_a_masked_token_masked():
+    largest = np.finfo(np.float32).max
+    got = ref.repetition_penalty(row(2, -2, 0, -INF, 3), [0, 1, 2, 3], 1e-38)
+    assert got.tolist() == [pytest.approx(2e20), pytest.approx(-2e-20), 0, -np.inf, 3]
+    assert ref.repetition_penalty(row(1e30, -1e38, 1), [0, 1], 1e-30)[0] == largest
+    assert ref.repetition_penalty(row(1e30, -1e38, 1), [0, 1], 100.0)[1] == -largest
+
+
+@pytest.mark.parametrize(("fields", "left"), extreme_draws.BOUNDARIES, ids=str)
+def test_truncation_stops_at_the_token_that_reaches_the_mass(fields, left):
+    rule = extreme_draws.boundary_rule(fields, left, 1)
+    token = ref.sample(np.zeros(extreme_draws.BOUNDARY_VOCAB, np.float32), Draw.at(rule, 1))
+    assert isinstance(token, SampledToken)
+    assert token.token_id == left - 1
+
+
+def test_xtc_counts_a_token_at_the_threshold_as_above_it():
+    at, above = extreme_draws.XTC_AT_THE_THRESHOLD, extreme_draws.XTC_ABOVE_THE_THRESHOLD
+    for params, drawn in ((at, {3}), (above, {0, 1, 2, 3})):
+        draws = [Draw(params=params, stream=stream, position=0) for stream in range(40)]
+        assert {ref.sample(row(0, 0, 0, 0), draw).token_id for draw in draws} == drawn
 
 
 def test_the_coin_of_xtc_is_not_the_number_of_the_draw():

@@ -6,10 +6,12 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import extreme_draws
 import numpy as np
 import pytest
 import torch
 
+from octavo.core.plan import SampledToken
 from octavo.core.request import mix64, uniform
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Draw
@@ -117,8 +119,8 @@ def test_batched_draws_equal_the_reference(feature):
     compared = 0
     for row, draw, token in zip(logits, draws, found, strict=True):
         want = ref.sample(row, draw)
-        if want is None or token is None:
-            assert token is want
+        if isinstance(want, str) or isinstance(token, str):
+            assert token == want
         elif not near_a_boundary(row, draw):
             compared += 1
             assert token.token_id == want.token_id
@@ -188,11 +190,11 @@ def test_non_finite_rows_fail_alone():
     logits[4, 9] = 5.0
     params = [SamplingParams(temperature=t, logprobs=n) for t, n in ((0, 2), (1, 2), (1, None), (1, None), (0, 2))]
     tokens = fast.sample(logits, [Draw(params=p, stream=1, position=i) for i, p in enumerate(params)])
-    assert [token is None for token in tokens] == [True, True, True, False, False]
-    assert tokens[4] is not None
+    assert [token if isinstance(token, str) else "" for token in tokens] == [*["not_finite"] * 3, "", ""]
+    assert isinstance(tokens[4], SampledToken)
     assert tokens[4].token_id == 9
     logprobs = fast.row_logprobs(logits, [(0, 2)] * 5)
-    assert [token is None for token in logprobs] == [True, True, True, False, False]
+    assert [token if isinstance(token, str) else "" for token in logprobs] == [*["not_finite"] * 3, "", ""]
 
 
 def test_a_row_with_everything_masked_fails_alone():
@@ -200,7 +202,7 @@ def test_a_row_with_everything_masked_fails_alone():
     params = SamplingParams(allowed_token_ids=(3,))
     draws = [Draw(params=params, stream=1, position=1, banned_token_ids=banned) for banned in ((), (3,), (4,))]
     tokens = fast.sample(logits, draws)
-    assert [token and token.token_id for token in tokens] == [3, None, 3]
+    assert [token if isinstance(token, str) else token.token_id for token in tokens] == [3, "no_token_left", 3]
 
 
 @pytest.mark.parametrize("shape", ["peaked", "equal", "tied"])
@@ -210,7 +212,7 @@ def test_reported_logprobs_equal_the_reference(shape, count):
     logits = SHAPES[shape](rng, 1001).astype(np.float32)
     got = fast.row_logprobs(torch.from_numpy(logits[None]), [(17, count)])[0]
     want = ref.report(logits, 17, count)
-    assert got is not None
+    assert isinstance(got, SampledToken)
     assert want.logprob is not None
     assert got.logprob == pytest.approx(want.logprob, abs=1e-5)
     assert [token for token, _ in got.top] == [token for token, _ in want.top]
@@ -223,7 +225,7 @@ def test_top_p_stops_exactly_where_the_mass_is_reached(p, vocab_size):
     """Equal weights of a power of two: every sum is exact, so the boundary token is out or in without doubt."""
     rows = torch.zeros(300, vocab_size)
     draws = [Draw(params=SamplingParams(top_p=p), stream=1, position=position) for position in range(300)]
-    drawn = [token.token_id for token in fast.sample(rows, draws) if token is not None]
+    drawn = [token.token_id for token in fast.sample(rows, draws)]
     assert drawn == [ref.sample(rows[0].numpy(), draw).token_id for draw in draws]
     assert max(drawn) < p * vocab_size
 
@@ -235,9 +237,41 @@ def test_a_vocabulary_smaller_than_every_bound_works():
         draw = Draw(params=SamplingParams(**kept), stream=3, position=4)
         want = ref.sample(logits[0].numpy(), draw)
         got = fast.sample(logits, [draw])[0]
-        assert got is not None
-        assert want is not None
+        assert isinstance(got, SampledToken)
+        assert isinstance(want, SampledToken)
         assert got.token_id == want.token_id
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_at_the_ends_of_every_range_a_token_comes(seed):
+    rules = extreme_draws.rules(seed, 64)
+    logits = np.tile(extreme_draws.rows(), (8, 1))
+    draws = [Draw.at(rule, i) for i, rule in enumerate(rules)]
+    x = torch.from_numpy(logits.copy())
+    adjust(x, draws)
+    for row, draw, got, adjusted in zip(logits, draws, fast.sample(torch.from_numpy(logits), draws), x, strict=True):
+        assert isinstance(got, SampledToken), draw
+        want = ref.adjust(row, draw)
+        assert np.array_equal(want, adjusted.numpy()), draw
+        assert want[got.token_id] > -np.inf, "a masked token was drawn"
+
+
+@pytest.mark.parametrize(("fields", "left"), extreme_draws.BOUNDARIES, ids=str)
+def test_truncation_stops_at_the_token_that_reaches_the_mass(fields, left):
+    rule = extreme_draws.boundary_rule(fields, left, 1)
+    [token] = fast.sample(torch.zeros(1, extreme_draws.BOUNDARY_VOCAB), [Draw.at(rule, 1)])
+    assert isinstance(token, SampledToken)
+    assert token.token_id == left - 1
+
+
+@pytest.mark.parametrize("more", [{}, {"top_k": 4}, {"top_p": 1 - 2**-53}, {"typical_p": 1 - 2**-53}], ids=str)
+def test_xtc_counts_a_token_at_the_threshold_as_above_it(more):
+    for params, drawn in (
+        (replace(extreme_draws.XTC_AT_THE_THRESHOLD, **more), {3}),
+        (replace(extreme_draws.XTC_ABOVE_THE_THRESHOLD, **more), {0, 1, 2, 3}),
+    ):
+        draws = [Draw(params=params, stream=stream, position=0) for stream in range(40)]
+        assert {token.token_id for token in fast.sample(torch.zeros(40, 4), draws)} == drawn
 
 
 @pytest.mark.slow
@@ -267,7 +301,7 @@ def test_draws_follow_the_distribution_by_chi_square(features):
         expected += probability * num_draws * w / w.sum()
     draws = [Draw(params=params, stream=stream, position=position) for position in range(num_draws)]
     rows = torch.from_numpy(logits).expand(num_draws, -1).contiguous()
-    counts = Counter(token.token_id for token in fast.sample(rows, draws) if token is not None)
+    counts = Counter(token.token_id for token in fast.sample(rows, draws))
     observed = np.array([counts[token] for token in range(40)])
     assert observed.sum() == num_draws
     assert observed[expected == 0].sum() == 0

@@ -153,7 +153,9 @@ def test_runs_shared_by_batch_mates_tell_of_each_request_what_notes_of_its_own_w
                 if token or finish:
                     events.append(TokenEvent(request_id=name, token=token, finish_reason=finish))  # type: ignore[arg-type]
             plan = StepPlan(step_id=step_id, chunks=tuple(chunks))
-            result = StepResult(step_id=step_id, tokens=(None,) * len(chunks), failed=tuple(failed))
+            result = StepResult(
+                step_id=step_id, tokens=(None,) * len(chunks), failed=dict.fromkeys(failed, "not_finite")
+            )
             tracer.step(plan, None if crashed else result, events, now)
             running = [name for name in running if not any(e.request_id == name and e.finish_reason for e in events)]
         gaps = sorted(b - a for times in token_times.values() for a, b in itertools.pairwise(times))

@@ -111,7 +111,7 @@ class ModelFreeRunner:
             step_id=plan.step_id,
             tokens=tuple(None if i in failed else token for i, (token, _) in enumerate(outcomes)),
             prompt_logprobs=tuple(logprobs for _, logprobs in outcomes),
-            failed=tuple(failed),
+            failed=dict.fromkeys(failed, "not_finite"),
             forward_s=0.01 + 0.001 * sum(len(chunk.token_ids) for chunk in plan.chunks),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from octavo.api.engine_protocol import OutputStream
-from octavo.core.errors import EngineUnavailable, RequestFailed
+from octavo.core.errors import EngineUnavailable, NoTokenLeft, RequestFailed
 from octavo.core.output import RequestOutput, Usage
 from octavo.core.plan import SampledToken
 
@@ -37,7 +37,7 @@ class Generation:
         """(choice, what is new) pairs, at most one pair per choice at a time.
 
         What came while the reader was busy is merged, so a slow reader costs memory for text, not for events.
-        Raises RequestFailed or EngineUnavailable if a choice ends in any way but "stop" or "length".
+        Raises NoTokenLeft, RequestFailed or EngineUnavailable if a choice ends in any way but "stop" or "length".
         """
         if len(self._streams) == 1:
             async for outputs in self._streams[0]:
@@ -75,6 +75,8 @@ class Generation:
         return news
 
     def _finish(self, choice: int, output: RequestOutput) -> None:
+        if output.failure == "no_token_left":
+            raise NoTokenLeft(f"generation failed: {output.stop_reason}")
         if output.finish_reason == "error":
             raise RequestFailed(f"generation failed: {output.stop_reason or 'see the log of the server'}")
         if output.finish_reason == "abort":
@@ -108,6 +110,7 @@ def _join(outputs: list[RequestOutput]) -> RequestOutput:
         prompt_logprobs=tuple(token for tokens in of_prompt for token in tokens) if of_prompt else None,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
+        failure=last.failure,
         usage=last.usage,
         timings=last.timings,
     )

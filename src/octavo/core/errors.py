@@ -3,7 +3,8 @@
 OctavoError
 ├── InvalidRequest              400  the caller's request cannot be served as written
 │   ├── PromptTooLong           400  code context_length_exceeded
-│   └── UnsupportedParameter    400  a known field or value that octavo does not have
+│   ├── UnsupportedParameter    400  a known field or value that octavo does not have
+│   └── NoTokenLeft             400  code no_token_left: the request's masks left no token to draw
 ├── ModelNotFound               404  the request names a model that is not served
 ├── QueueFull                   429  the bounded inbox is full; retry after ``retry_after_s``
 ├── EngineUnavailable           503  loading, draining or dead; retry after ``retry_after_s``
@@ -40,6 +41,12 @@ class UnsupportedParameter(InvalidRequest):
     """A field, or a value of one, that octavo knows of and does not have."""
 
     code = "unsupported_parameter"
+
+
+class NoTokenLeft(InvalidRequest):
+    """While the answer was made, the request's masks together left no token to draw."""
+
+    code = "no_token_left"
 
 
 class ModelNotFound(OctavoError):

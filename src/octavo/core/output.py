@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.core.plan import FinishReason, SampledToken
+from octavo.core.plan import DrawFailure, FinishReason, SampledToken
 from octavo.core.records import hot_record
 
 
@@ -39,5 +39,6 @@ class RequestOutput:
     prompt_logprobs: tuple[SampledToken, ...] | None = None  # of prompt positions 1, 2, ..., on the first output
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    failure: DrawFailure | None = None  # with "error": which draw failed, if one did
     usage: Usage | None = None  # on the last output
     timings: Timings | None = None  # on the last output

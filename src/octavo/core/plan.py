@@ -10,13 +10,16 @@ from octavo.core.records import hot_record
 from octavo.core.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+#: Why a draw gave no token: numbers that nobody should trust, or masks of the request that leave nothing.
+DrawFailure = Literal["not_finite", "no_token_left"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class DrawRule:
     """What a sequence's draws are a pure function of, besides their logits and positions.
 
-    A sequence keeps one as long as nothing in it changes, so that a backend may remember what it made of it.
+    A sequence keeps one as long as nothing in it changes, so that a backend may remember what it made of it, as
+    long as that rule (or its ``params``) lives: both take weak references.
     """
 
     params: SamplingParams
@@ -108,7 +111,7 @@ class StepResult:
     prompt_logprobs: tuple[
         tuple[SampledToken, ...], ...
     ] = ()  # per chunk, of its want_logprobs; () if none asked at all
-    failed: tuple[int, ...] = ()  # chunks whose logits were not finite: those requests fail, nobody else
+    failed: Mapping[int, DrawFailure] = field(default_factory=dict)  # chunk -> why it failed: its request does, alone
     build_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
@@ -128,3 +131,4 @@ class TokenEvent:
     prompt_logprobs: tuple[SampledToken, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or string, or what went wrong
+    failure: DrawFailure | None = None  # with "error": whose fault, if a draw failed

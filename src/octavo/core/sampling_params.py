@@ -18,7 +18,7 @@ from octavo.core.limits import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class SamplingParams:
     """The parameters of one draw, in the order in which they act, then those of stopping.
 
@@ -75,6 +75,16 @@ class SamplingParams:
             or (self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0)
             or bool(self.bad_words_token_ids)
         )
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """The fields set that forbid tokens, by the names that a caller knows."""
+        given = {
+            "allowed_token_ids": self.allowed_token_ids is not None,
+            "bad_words": bool(self.bad_words_token_ids),
+            "min_tokens": self.min_tokens > 0,
+        }
+        return tuple(name for name, is_given in given.items() if is_given)
 
     def __post_init__(self) -> None:
         for name in _TUPLES:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from octavo.core.config import StepMode
-from octavo.core.plan import DrawRule, SampledToken, ScheduledChunk, StepPlan, StepResult
+from octavo.core.plan import DrawFailure, DrawRule, SampledToken, ScheduledChunk, StepPlan, StepResult
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.batch import build_batch
 from octavo.kernels.base import Backend, ModelInput
@@ -34,7 +34,7 @@ class ModelRunner:
         chunks = plan.chunks
         tokens: list[SampledToken | None] = [None] * len(chunks)
         prompt_logprobs: list[list[SampledToken]] | None = None
-        failed: set[int] = set()
+        failed: dict[int, DrawFailure] = {}
         forward_s = sample_s = gil_wait_s = 0.0
         copies = plan.block_copies
         for first, last in self._passes(chunks):
@@ -42,14 +42,15 @@ class ModelRunner:
             copies = ()
             output = self._backend.run(batch.step, batch.draws, batch.targets)
             for chunk, token in zip(batch.draw_chunks, output.tokens, strict=True):
-                tokens[first + chunk] = token
-                if token is None:
-                    failed.add(first + chunk)
+                if isinstance(token, str):
+                    failed[first + chunk] = token
+                else:
+                    tokens[first + chunk] = token
             for chunk, token in zip(batch.target_chunks, output.row_logprobs, strict=True):
                 if prompt_logprobs is None:
                     prompt_logprobs = [[] for _ in chunks]
-                if token is None:
-                    failed.add(first + chunk)
+                if isinstance(token, str):
+                    failed[first + chunk] = token
                 else:
                     prompt_logprobs[first + chunk].append(token)
             forward_s += output.forward_s
@@ -59,7 +60,7 @@ class ModelRunner:
             step_id=plan.step_id,
             tokens=tuple(tokens),
             prompt_logprobs=tuple(map(tuple, prompt_logprobs)) if prompt_logprobs is not None else (),
-            failed=tuple(sorted(failed)) if failed else (),
+            failed=failed,
             build_s=time.perf_counter() - started - forward_s - sample_s,
             forward_s=forward_s,
             sample_s=sample_s,

@@ -202,7 +202,8 @@ class OutputProcessor:
             text, tokens = text + rest, (*tokens, *more)
         if stop is not None:
             return self._last_output(sequence, text, tokens, "stop", stop), stop
-        return self._last_output(sequence, text, tokens, finish, event.stop_reason), None
+        output = self._last_output(sequence, text, tokens, finish, event.stop_reason)
+        return (output if event.failure is None else replace(output, failure=event.failure)), None
 
     def _last_output(
         self,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.model_config import ModelConfig
-from octavo.core.plan import DrawRule, SampledToken
+from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.core.records import hot_record
 from octavo.kernels.weight_tensor import WeightTensor
 
@@ -203,8 +203,8 @@ class Draw(DrawRule):
 class StepOutput:
     """What a backend returns for one ModelInput."""
 
-    tokens: list[SampledToken | None]  # one per draw; None where the row was not finite
-    row_logprobs: list[SampledToken | None]  # one per target row
+    tokens: list[SampledToken | DrawFailure]  # one per draw, or why there is none
+    row_logprobs: list[SampledToken | DrawFailure]  # one per target row
     forward_s: float
     sample_s: float
     gil_wait_s: float = 0.0  # how long the call then waited for the GIL, if it had released it

@@ -6,7 +6,16 @@ from bisect import insort
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
-from octavo.core.plan import Admission, FinishReason, SampledToken, ScheduledChunk, StepPlan, StepResult, TokenEvent
+from octavo.core.plan import (
+    Admission,
+    DrawFailure,
+    FinishReason,
+    SampledToken,
+    ScheduledChunk,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
 from octavo.core.request import Request
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.memory.prefix_tree import Match
@@ -219,8 +228,7 @@ class Scheduler:
         failed = result.failed
         for i, (seq, chunk, token) in enumerate(zip(self._planned, plan.chunks, result.tokens, strict=True)):
             if failed and i in failed:
-                why = "no token could be drawn: the logits are not finite, or the request's masks leave nothing"
-                events.append(self._fail(chunk.request_id, why, suspect=True))
+                events.append(self._fail_draw(seq, failed[i]))
                 continue
             logprobs = () if chunk.want_logprobs is None else result.prompt_logprobs[i]
             event = self._advance(seq, chunk, token, logprobs)
@@ -446,9 +454,19 @@ class Scheduler:
         if not group:
             del self._groups[seq.group]
 
-    def _fail(self, request_id: str, why: str, *, suspect: bool = False) -> TokenEvent:
-        self._end(self._sequences[request_id], suspect=suspect)
+    def _fail(self, request_id: str, why: str) -> TokenEvent:
+        self._end(self._sequences[request_id])
         return TokenEvent(request_id=request_id, finish_reason="error", stop_reason=why)
+
+    def _fail_draw(self, seq: Sequence, failure: DrawFailure) -> TokenEvent:
+        """Only numbers that are not finite make its blocks suspect; masks that leave nothing are the caller's."""
+        if failure == "not_finite":
+            why = "no token could be drawn: the logits are not finite"
+        else:
+            masks = " and ".join(seq.sampling.masks) or "its masks"
+            why = f"{masks} left no token to draw after {seq.num_output} tokens; allow more tokens or forbid fewer"
+        self._end(seq, suspect=failure == "not_finite")
+        return TokenEvent(request_id=seq.request_id, finish_reason="error", stop_reason=why, failure=failure)
 
     def _close_plan(self, plan: StepPlan) -> list[TokenEvent]:
         """``plan`` has run -> the events of requests that could never run."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from octavo import _native
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
-from octavo.core.plan import DrawRule, SampledToken
+from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.kernels.base import (
     Backend,
     KVCacheLayout,
@@ -34,6 +34,10 @@ Numerics = Literal["exact", "fast"]
 Activations = Literal["auto", "int8", "bf16", "by rows"]
 PackedWeight = _native.PackedMatrix | _native.Vector
 _KV_BYTES = {"bfloat16": 2, "float32": 4}
+_FAILURES: dict[int, DrawFailure] = {
+    -1: "not_finite",
+    -2: "no_token_left",
+}  # kNotFinite, kNoTokenLeft of csrc/sampling.h
 
 
 class NativeBackend(Backend):
@@ -146,7 +150,8 @@ class NativeBackend(Backend):
         )
         # without keywords: see hot_record
         tokens = [
-            (SampledToken(row) if row >= 0 else None) if isinstance(row, int) else SampledToken(*row) for row in rows
+            (SampledToken(row) if row >= 0 else _FAILURES[row]) if isinstance(row, int) else SampledToken(*row)
+            for row in rows
         ]
         return StepOutput(
             tokens=tokens[: len(draws)],

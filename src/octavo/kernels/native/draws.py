@@ -1,11 +1,13 @@
 """What the C++ sampler needs to know of each draw, as one structured array and a few ragged lists.
 
 A sequence keeps its ``DrawRule``, so the record of a plain one, which needs no lists, is made once. Others share what
-follows from their ``SamplingParams``, which stay the same object for a whole request.
+follows from their ``SamplingParams``, which stay the same object for a whole request. Both are remembered by identity
+and forgotten when that object dies: no memory is kept beyond the requests that it is of.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.reference.sampling import MIN_TEMPERATURE, forbidden_tokens
+from octavo.kernels.reference.sampling import MIN_REPETITION_PENALTY, MIN_TEMPERATURE, forbidden_tokens
 
 #: Mirrors ``DrawParams`` in csrc/sampling.h.
 DRAW_DTYPE = np.dtype(
@@ -47,14 +49,12 @@ DRAW_DTYPE = np.dtype(
 )
 DrawList = NDArray[np.int32] | NDArray[np.float32]
 _NO_INTS = np.zeros(0, np.int32)
-_KEPT = 4096  # rules, and parameter sets, remembered
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """What depends on the parameters alone."""
 
-    params: SamplingParams  # kept alive, so that its id stays its own
     record: bytes  # of DRAW_DTYPE, without what depends on the sequence
     bias_ids: NDArray[np.int32]
     bias_values: NDArray[np.float32]
@@ -67,7 +67,8 @@ class DrawPacker:
     """Turns draws into arrays; remembers what it knows of their rules."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, tuple[DrawRule, bytes]] = {}  # by id(); kept alive, so that it stays its own
+        # by id() of what must be alive: it takes its entry with it before its id can be another's
+        self._plain: dict[int, bytes] = {}
         self._prepared: dict[int, _Prepared] = {}
 
     def pack(self, draws: Sequence[DrawRule]) -> tuple[bytes, list[DrawList]]:
@@ -78,7 +79,7 @@ class DrawPacker:
         """
         plain = self._plain
         try:
-            return b"".join([plain[id(rule)][1] for rule in draws]), []
+            return b"".join([plain[id(rule)] for rule in draws]), []
         except KeyError:
             return self._pack_new(draws)
 
@@ -90,16 +91,14 @@ class DrawPacker:
         plain = [half.plain and not rule.banned_token_ids for rule, half in zip(draws, prepared, strict=True)]
         for rule, record, is_plain in zip(draws, records, plain, strict=True):
             if is_plain and id(rule) not in self._plain:
-                if len(self._plain) >= _KEPT:
-                    self._plain.clear()
-                self._plain[id(rule)] = rule, record.tobytes()
+                self._plain[id(rule)] = record.tobytes()
+                weakref.finalize(rule, self._plain.pop, id(rule), None).atexit = False
         lists = [] if all(plain) else _add_lists(records, draws, prepared)
         return records.tobytes(), lists
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
-        if len(self._prepared) >= _KEPT:
-            self._prepared.clear()
         made = self._prepared[id(params)] = _prepare(params)
+        weakref.finalize(params, self._prepared.pop, id(params), None).atexit = False
         return made
 
 
@@ -107,8 +106,9 @@ def _prepare(params: SamplingParams) -> _Prepared:
     record = np.zeros(1, DRAW_DTYPE)
     for name in ("typical_p", "top_p", "min_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"):
         record[name] = getattr(params, name)
-    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+    for name in ("presence_penalty", "frequency_penalty"):
         record[name] = getattr(params, name)
+    record["repetition_penalty"] = max(params.repetition_penalty, MIN_REPETITION_PENALTY)
     for name in ("top_k", "dry_allowed_length", "dry_penalty_last_n"):
         record[name] = getattr(params, name)
     record["temperature"] = 0.0 if params.greedy else max(params.temperature, MIN_TEMPERATURE)
@@ -122,7 +122,6 @@ def _prepare(params: SamplingParams) -> _Prepared:
     breakers = params.dry_sequence_breaker_ids if params.dry_multiplier > 0.0 else ()
     record["num_breakers"] = len(breakers)
     return _Prepared(
-        params,
         record.tobytes(),
         np.array(list(bias), np.int32),
         np.array(list(bias.values()), np.float32),

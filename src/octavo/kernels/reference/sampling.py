@@ -4,8 +4,11 @@ This is the truth that every backend's sampler is tested against, and the place 
 
 - Arithmetic is float32 up to and including the temperature, so that backends agree on the *order* of tokens; weights
   and their sums are float64 from there.
-- A masked token has logit -inf. No later stage brings one back. If no token is left, or the raw row is not finite,
-  the draw fails: ``sample`` returns None and the engine fails that request alone.
+- A masked token has logit -inf. No later stage brings one back.
+- A logit that is not masked stays finite until the temperature. Bias, counts and DRY are too small to overflow; what
+  the repetition penalty carries past the largest float32 stays there.
+- A draw fails for one of two reasons (``DrawFailure``): the raw row is not finite, so the numbers behind it are
+  suspect, or the request's masks leave no token. The engine fails that request alone.
 - Every order of tokens is by value, ties to the lowest id.
 - Each truncation works on the distribution that the one before it left, renormalised, and keeps at least one token.
 """
@@ -17,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.plan import SampledToken
+from octavo.core.plan import DrawFailure, SampledToken
 from octavo.core.request import uniform
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Draw
@@ -25,17 +28,19 @@ from octavo.kernels.base import Draw
 Logits = NDArray[np.float32]
 
 MIN_TEMPERATURE = 1e-5  # lower ones count as this: a gap of 0.01 then already decides, and nothing overflows
+MIN_REPETITION_PENALTY = 1e-20  # lower ones count as this: float32 would round them to zero, and zero times -inf is NaN
+LARGEST = float(np.finfo(np.float32).max)
 MAX_DRY_MATCH = 256  # a repeat counts this many tokens beyond dry_allowed_length at most
 MAX_DRY_PENALTY = 1e6  # far beyond any logit; keeps base ** n finite
 
 
-def sample(logits: Logits, draw: Draw) -> SampledToken | None:
-    """One token from one row of raw logits [vocab]; None if the row is not finite or everything is masked."""
+def sample(logits: Logits, draw: Draw) -> SampledToken | DrawFailure:
+    """One token from one row of raw logits [vocab], or why there is none."""
     params = draw.params
     if not np.isfinite(logits).all():
-        return None
+        return "not_finite"
     token = choose(shape(adjust(logits, draw), draw), draw)
-    return None if token is None else report(logits, token, params.logprobs)
+    return "no_token_left" if token is None else report(logits, token, params.logprobs)
 
 
 def adjust(logits: Logits, draw: Draw) -> Logits:
@@ -100,10 +105,12 @@ def mask(x: Logits, allowed: Sequence[int] | None, forbidden: frozenset[int]) ->
 
 def repetition_penalty(x: Logits, history: Sequence[int], penalty: float) -> Logits:
     """Divide positive and multiply other logits of tokens seen in prompt or output (Keskar et al. 2019, CTRL)."""
-    out = x.copy()
+    out, factor = x.copy(), np.float32(max(penalty, MIN_REPETITION_PENALTY))
     if penalty != 1.0:
-        for token in set(history):
-            out[token] = x[token] / np.float32(penalty) if x[token] > 0 else x[token] * np.float32(penalty)
+        with np.errstate(over="ignore"):
+            for token in set(history):
+                scaled = x[token] / factor if x[token] > 0 else x[token] * factor
+                out[token] = x[token] if x[token] == -np.inf else np.clip(scaled, -LARGEST, LARGEST)
     return out
 
 

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Draw
-from octavo.kernels.reference.sampling import MAX_DRY_MATCH, MAX_DRY_PENALTY, forbidden_tokens
+from octavo.kernels.reference.sampling import (
+    LARGEST,
+    MAX_DRY_MATCH,
+    MAX_DRY_PENALTY,
+    MIN_REPETITION_PENALTY,
+    forbidden_tokens,
+)
 
 Tokens = NDArray[np.int64]
 
@@ -115,13 +121,15 @@ def _penalise(x: torch.Tensor, draws: Sequence[Draw], histories: Sequence[Tokens
         return
     at_row, count = np.concatenate(rows), np.concatenate(counts)
     at = _pairs(x, at_row, np.concatenate(tokens))
-    repetition = _floats(x, np.array([draw.params.repetition_penalty for draw in draws])[at_row])
+    by_row = np.array([max(draw.params.repetition_penalty, MIN_REPETITION_PENALTY) for draw in draws])
+    repetition = _floats(x, by_row[at_row])
     frequency = np.array([draw.params.frequency_penalty for draw in draws], np.float32)[at_row] * count.astype(
         np.float32
     )
     presence = np.array([draw.params.presence_penalty for draw in draws])[at_row] * (count > 0)
     values = x[at]
-    values = torch.where(values > 0, values / repetition, values * repetition)
+    scaled = torch.where(values > 0, values / repetition, values * repetition).clamp_(-LARGEST, LARGEST)
+    values = torch.where(values > -math.inf, scaled, values)  # what is masked stays so
     x.index_put_(at, values - _floats(x, frequency) - _floats(x, presence))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
-from octavo.core.plan import DrawRule, SampledToken
+from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.kernels.base import Backend, Draw, KVCacheLayout, Model, ModelCost, ModelInput, StepOutput, WeightUse
 from octavo.kernels.torch.ops import Planes, RotationTable, TorchOps, layer_planes
 from octavo.kernels.torch.sampling import row_logprobs, sample
@@ -145,11 +145,11 @@ class TorchBackend(Backend):
 
     def _target_logprobs(
         self, ops: TorchOps, hidden: torch.Tensor, targets: Sequence[tuple[int, int]]
-    ) -> list[SampledToken | None]:
+    ) -> list[SampledToken | DrawFailure]:
         """In slices: logits of a whole prompt would be [prompt, vocab], gigabytes."""
         assert self._model is not None
         rows = max(1, TARGET_SLICE_BYTES // (4 * self._config.vocab_size))
-        found: list[SampledToken | None] = []
+        found: list[SampledToken | DrawFailure] = []
         for start in range(0, len(targets), rows):
             logits = self._model.head(ops, hidden[start : start + rows])
             found += row_logprobs(logits, targets[start : start + rows])

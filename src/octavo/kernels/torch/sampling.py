@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.core.plan import SampledToken
+from octavo.core.plan import DrawFailure, SampledToken
 from octavo.core.request import uniform
 from octavo.kernels.base import Draw
 from octavo.kernels.reference.sampling import MIN_TEMPERATURE
@@ -27,10 +27,10 @@ CANDIDATES = (64, 1024)  # likeliest tokens fetched, first try and second; beyon
 Ids = NDArray[np.int64]
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | None]:
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | DrawFailure]:
     """One token per row of raw logits [rows, vocab] float32, which are left as they are.
 
-    None where the row is not finite or all its tokens are masked; other rows are untouched by that.
+    Where there is none, why: the row is not finite or all its tokens are masked; other rows are untouched by that.
     """
     tokens = np.full(len(draws), -1, dtype=np.int64)
     finite = _finite_rows(logits)
@@ -47,13 +47,16 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | N
                     kept = np.flatnonzero(left).tolist()
                     x, chosen, rows = _rows(x, kept), [chosen[i] for i in kept], [rows[i] for i in kept]
             tokens[rows] = _choose(x, chosen)
-    out = [SampledToken(token_id=token) if token >= 0 else None for token in tokens.tolist()]
+    out: list[SampledToken | DrawFailure] = [
+        SampledToken(token_id=token) if token >= 0 else "no_token_left" if ok else "not_finite"
+        for token, ok in zip(tokens.tolist(), finite, strict=True)
+    ]
     _report(logits, draws, out)
     return out
 
 
-def row_logprobs(logits: torch.Tensor, targets: Sequence[tuple[int, int]]) -> list[SampledToken | None]:
-    """Log-softmax of raw rows [rows, vocab] at (token, with so many alternatives); None where a row is not finite.
+def row_logprobs(logits: torch.Tensor, targets: Sequence[tuple[int, int]]) -> list[SampledToken | DrawFailure]:
+    """Log-softmax of raw rows [rows, vocab] at (token, with so many alternatives), where the row is finite.
 
     Alternatives are the likeliest tokens, ties to the lowest id.
     """
@@ -69,7 +72,7 @@ def row_logprobs(logits: torch.Tensor, targets: Sequence[tuple[int, int]]) -> li
         logprobs = (values - log_total).tolist()
         tops = [list(zip(row_ids, row, strict=True)) for row_ids, row in zip(ids.tolist(), logprobs, strict=True)]
     return [
-        SampledToken(token_id=token, logprob=logprob, top=tuple(top[:count])) if ok else None
+        SampledToken(token_id=token, logprob=logprob, top=tuple(top[:count])) if ok else "not_finite"
         for (token, count), logprob, top, ok in zip(targets, at_target, tops, finite, strict=True)
     ]
 
@@ -199,12 +202,12 @@ def _scaled(x: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     return (x - torch.amax(x, dim=-1, keepdim=True)).div_(torch.from_numpy(temperatures).to(x.device).unsqueeze(1))
 
 
-def _report(logits: torch.Tensor, draws: Sequence[Draw], out: list[SampledToken | None]) -> None:
+def _report(logits: torch.Tensor, draws: Sequence[Draw], out: list[SampledToken | DrawFailure]) -> None:
     """Fill in the logprobs of the draws that ask for them."""
     wanted = [
         (row, (token.token_id, draw.params.logprobs))
         for row, (draw, token) in enumerate(zip(draws, out, strict=True))
-        if token is not None and draw.params.logprobs is not None
+        if isinstance(token, SampledToken) and draw.params.logprobs is not None
     ]
     if wanted:
         rows = [row for row, _ in wanted]
