@@ -138,6 +138,7 @@ class BoundProgram {
     BoundProgram& operator=(const BoundProgram&) = delete;
 
     Program& program() { return program_; }
+    size_t scratch_bytes() const { return program_.scratch_bytes() + sampler_.scratch_bytes(); }
     const float* vector(const std::shared_ptr<Vector>& v, int width) {
         if (v->size != static_cast<size_t>(width))
             throw std::invalid_argument("a vector has " + std::to_string(v->size) + " values but must have " +
@@ -376,6 +377,7 @@ void bind_program(nb::module_& m) {
                 p.program().finish(hidden, rows, logits, max_tokens, max_seqs);
             },
             "hidden"_a, "rows"_a, "logits"_a, "max_tokens"_a, "max_seqs"_a)
+        .def_prop_ro("scratch_bytes", &P::scratch_bytes)
         .def(
             "read",
             [](P& p, int buffer, int rows) {

@@ -146,6 +146,14 @@ void Program::finish(int hidden, int rows, int logits, int max_tokens, int max_s
     rotations_ = PageBuffer(static_cast<size_t>(max_tokens) * 2 * half * sizeof(float));
 }
 
+size_t Program::scratch_bytes() const {
+    size_t bytes = rotations_.bytes();
+    for (const Buffer& b : buffers_) bytes += b.pages.bytes();
+    for (const auto* pages : {&scratch_, &columns_})
+        for (const PageBuffer& p : *pages) bytes += p.bytes();
+    return bytes;
+}
+
 Floats Program::floats(int buffer, int rows) const {
     const Buffer& b = buffers_.at(static_cast<size_t>(buffer));
     if (b.quantised || rows < 0 || rows > b.max_rows) throw std::out_of_range("no such rows of floats");

@@ -112,6 +112,8 @@ class Program {
     // hidden: buffer of the body's result; rows: where the head reads a slice of it; logits: the head's result.
     void finish(int hidden, int rows, int logits, int max_tokens, int max_seqs);
 
+    // Memory of the buffers, most of which no step has touched before the first long prompt.
+    size_t scratch_bytes() const;
     const ModelShape& shape() const { return shape_; }
     int width(int buffer) const { return buffers_.at(static_cast<size_t>(buffer)).width; }
     // A float buffer of at least `rows` rows; throws std::out_of_range.

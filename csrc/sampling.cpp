@@ -59,6 +59,11 @@ void Sampler::begin(const Step& step, std::span<const DrawParams> draws, const D
     results_.assign(draws.size() + targets.size(), RowResult{});
 }
 
+size_t Sampler::scratch_bytes() const {
+    constexpr size_t per_token = 3 * sizeof(float) + sizeof(int32_t) + sizeof(Candidate);
+    return scratch_.size() * static_cast<size_t>(vocab_size_) * per_token;
+}
+
 void Sampler::consume(const float* logits, int row, int thread) {
     std::unique_ptr<DrawScratch>& scratch = scratch_[static_cast<size_t>(thread)];
     if (!scratch) scratch = std::make_unique<DrawScratch>(vocab_size_);

@@ -64,6 +64,8 @@ class Sampler final : public LogitsConsumer {
     void begin(const Step& step, std::span<const DrawParams> draws, const DrawLists& lists,
                std::span<const Target> targets);
     void consume(const float* logits, int row, int thread) override;
+    // What the threads' scratch may grow to, but for histories: three rows, counts and candidates each.
+    size_t scratch_bytes() const;
     const std::vector<RowResult>& results() const { return results_; }
 
   private:

@@ -5,7 +5,7 @@ import pytest
 from octavo.core.config import EngineConfig, ServerConfig
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
-from octavo.engine.machine import Machine, probe_machine
+from octavo.engine.machine import probe_machine
 from octavo.engine.resolve_config import size_pool
 
 MODEL = ModelConfig(
@@ -17,13 +17,13 @@ BYTES = 1024  # of KV per token
 
 
 def test_the_pool_holds_what_all_sequences_need_when_memory_allows() -> None:
-    pool = size_pool(EngineConfig(max_num_seqs=4), MODEL, Machine(num_cores=2, free_bytes=1 << 34), BYTES)
+    pool = size_pool(EngineConfig(max_num_seqs=4), MODEL, 1 << 34, BYTES)
     assert pool.num_blocks * 16 == 4 * 2048
     assert pool.max_model_len == 2048
 
 
 def test_the_pool_takes_at_most_half_of_what_is_free_and_cuts_the_context_to_it() -> None:
-    pool = size_pool(EngineConfig(max_num_seqs=64), MODEL, Machine(num_cores=2, free_bytes=2 << 20), BYTES)
+    pool = size_pool(EngineConfig(max_num_seqs=64), MODEL, 2 << 20, BYTES)
     assert pool.num_blocks * 16 * BYTES <= 1 << 20
     assert pool.max_model_len == pool.num_blocks * 16 == 1024
     assert any("cut" in note for note in pool.notes)
@@ -40,7 +40,7 @@ def test_the_pool_takes_at_most_half_of_what_is_free_and_cuts_the_context_to_it(
 )
 def test_wishes_that_cannot_be_met_name_the_value_and_the_limit(wish: EngineConfig, free: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        size_pool(wish, MODEL, Machine(num_cores=2, free_bytes=free), BYTES)
+        size_pool(wish, MODEL, free, BYTES)
 
 
 def test_the_machine_is_read_without_fail() -> None:

@@ -82,7 +82,7 @@ class EngineConfig:
     block_size: int = _wish(16, "Tokens per KV block.", low=1, high=256, unit="tokens")
     kv_cache_memory: int | None = _wish(
         None,
-        "Size of the KV pool; auto: what max_num_seqs full sequences need, at most half of free memory.",
+        "Size of the KV pool; auto: what max_num_seqs full sequences need, at most half of what the weights leave.",
         low=1,
         unit="bytes",
     )

@@ -17,7 +17,7 @@ from octavo.engine.engine_core import EngineCore
 from octavo.engine.machine import probe_machine
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.resolve_config import size_pool
+from octavo.engine.resolve_config import check_context, check_weights_fit, free_beside, size_pool
 from octavo.kernels.base import KVCacheLayout
 from octavo.kernels.select import create_backend
 from octavo.model import decoder
@@ -77,9 +77,16 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
     machine = probe_machine()
     check_complete(source, decoder.expected_tensors(source.config))
     tokenizer = _tokenizer(source, found.path)
+    check_context(wish, source.config)
     backend = create_backend(wish, source.config, num_cores=machine.num_cores)
+    weights = decoder.weight_bytes(source, backend)
+    check_weights_fit(source.config, weights, machine)
     model = decoder.load(source, backend)
-    pool = size_pool(wish, source.config, machine, backend.kv_bytes_per_token(source.config))
+    backend.bind(model, max_tokens=wish.max_num_batched_tokens + wish.max_num_seqs, max_seqs=wish.max_num_seqs)
+    free_bytes = backend.device_free_bytes()
+    if free_bytes is None:
+        free_bytes = free_beside(weights, backend.scratch_bytes(), machine, probe_machine())
+    pool = size_pool(wish, source.config, free_bytes, backend.kv_bytes_per_token(source.config))
     kv_bytes = backend.allocate_kv_cache(
         KVCacheLayout(
             num_layers=source.config.num_layers,
@@ -89,7 +96,6 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
             head_dim=source.config.head_dim,
         )
     )
-    backend.bind(model, max_tokens=wish.max_num_batched_tokens + wish.max_num_seqs, max_seqs=wish.max_num_seqs)
     cost = backend.model_cost()
     config = ResolvedConfig(
         wish=wish,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from octavo.core.model_config import ModelConfig
 from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.core.records import hot_record
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.kernels.weight_tensor import Encoding, WeightTensor
 
 Array = Any  # a backend's activation array: opaque to models
 Weight = Any  # a backend's packed weight: opaque to models
@@ -222,6 +222,14 @@ class KVCacheLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBytes:
+    """Memory of the machine that one tensor takes, besides its file, whose pages can be dropped at any time."""
+
+    packed: int  # for as long as the backend lives
+    loading: int  # while it is being packed, ``packed`` included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
     """What a pass of a packed model must at least read and multiply, for a bound on its time."""
 
@@ -265,6 +273,10 @@ class Backend(ABC):
         """Bring one tensor into the layout the kernels stream. A tied embedding has two uses."""
 
     @abstractmethod
+    def weight_bytes(self, shape: tuple[int, ...], encoding: Encoding, uses: frozenset[WeightUse]) -> WeightBytes:
+        """What ``pack`` will take for such a tensor, told without touching it."""
+
+    @abstractmethod
     def kv_bytes_per_token(self, config: ModelConfig) -> int:
         """Bytes of K and V of one token over all layers, scales included."""
 
@@ -274,7 +286,15 @@ class Backend(ABC):
 
     @abstractmethod
     def bind(self, model: Model, *, max_tokens: int, max_seqs: int) -> None:
-        """Take the model to run. max_tokens, max_seqs: bounds of T and S of any later step."""
+        """Take the model to run, before there is a cache. max_tokens, max_seqs: bounds of T and S of any later step."""
+
+    @abstractmethod
+    def scratch_bytes(self) -> int:
+        """Memory that steps within the bounds given to ``bind`` may touch besides weights and KV."""
+
+    def device_free_bytes(self) -> int | None:
+        """Memory that is free on a device with memory of its own, for the KV cache; None where it is the machine's."""
+        return None
 
     @abstractmethod
     def run(self, step: ModelInput, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:

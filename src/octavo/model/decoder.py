@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig
-from octavo.kernels.base import Backend, Model
+from octavo.kernels.base import Backend, Model, WeightBytes
 from octavo.model.registry import build_model, find_architecture
 from octavo.model.weights.base import WeightSource
 
@@ -12,6 +12,16 @@ from octavo.model.weights.base import WeightSource
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape of every tensor that a file of this model must hold, and no others."""
     return {name: spec.shape for name, spec in find_architecture(config.architecture).tensors(config).items()}
+
+
+def weight_bytes(source: WeightSource, backend: Backend) -> WeightBytes:
+    """What ``load`` will take, told from the header alone; ``loading`` is the peak on the way."""
+    packed = peak = 0
+    for name, spec in find_architecture(source.config.architecture).tensors(source.config).items():
+        tensor = backend.weight_bytes(source.shape(name), source.encoding(name), spec.uses)
+        peak = max(peak, packed + tensor.loading)
+        packed += tensor.packed
+    return WeightBytes(packed=packed, loading=max(peak, packed))
 
 
 def load(source: WeightSource, backend: Backend) -> Model:

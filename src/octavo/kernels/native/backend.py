@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -22,13 +23,15 @@ from octavo.kernels.base import (
     ModelCost,
     ModelInput,
     StepOutput,
+    WeightBytes,
     WeightUse,
 )
 from octavo.kernels.native.builder import ProgramBuilder
 from octavo.kernels.native.cost import CostLedger, measure_machine
 from octavo.kernels.native.draws import DrawPacker
 from octavo.kernels.native.threads import default_threads
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.kernels.reference.dequantise import encoded_bytes
+from octavo.kernels.weight_tensor import Encoding, WeightTensor
 
 Numerics = Literal["exact", "fast"]
 Activations = Literal["auto", "int8", "bf16", "by rows"]
@@ -103,6 +106,19 @@ class NativeBackend(Backend):
         self._ledger.add_matrix(tensor.name, matrix, uses)
         return matrix
 
+    def weight_bytes(self, shape: tuple[int, ...], encoding: Encoding, uses: frozenset[WeightUse]) -> WeightBytes:
+        """Vectors as float32; matrices keep their encoding, rows padded to panels, columns of bfloat16 to groups."""
+        if len(shape) != 2:
+            size = 4 * math.prod(shape)
+            return WeightBytes(packed=size, loading=2 * size)
+        rows, columns = -(-shape[0] // 16) * 16, shape[1]
+        if encoding == "BF16":
+            columns = -(-columns // 32) * 32
+        size = encoded_bytes(encoding, (rows, columns))
+        return WeightBytes(
+            packed=size, loading=2 * size
+        )  # a reader may hand over a copy with its rows in another order
+
     def unpack(self, weight: _native.PackedMatrix) -> NDArray[np.float32]:
         """A packed matrix back to float32 [rows, columns]: equals ``WeightTensor.to_float32`` bit for bit."""
         unpacked: NDArray[np.float32] = weight.unpack(self._context)
@@ -160,6 +176,10 @@ class NativeBackend(Backend):
             sample_s=sample_s,
             gil_wait_s=gil_wait_s,
         )
+
+    def scratch_bytes(self) -> int:
+        assert self._program is not None, "bind() comes first"
+        return self._program.scratch_bytes
 
     def model_cost(self) -> ModelCost:
         return self._ledger.cost(self._config, kv_bytes=self.kv_bytes_per_token(self._config))

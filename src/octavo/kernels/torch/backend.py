@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -12,10 +13,22 @@ import torch
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
 from octavo.core.plan import DrawFailure, DrawRule, SampledToken
-from octavo.kernels.base import Backend, Draw, KVCacheLayout, Model, ModelCost, ModelInput, StepOutput, WeightUse
+from octavo.kernels.base import (
+    Backend,
+    Draw,
+    KVCacheLayout,
+    Model,
+    ModelCost,
+    ModelInput,
+    StepOutput,
+    WeightBytes,
+    WeightUse,
+)
+from octavo.kernels.reference.dequantise import encoded_bytes
+from octavo.kernels.torch.attention import MAX_GATHER_ROWS
 from octavo.kernels.torch.ops import Planes, RotationTable, TorchOps, layer_planes
 from octavo.kernels.torch.sampling import row_logprobs, sample
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.kernels.weight_tensor import Encoding, WeightTensor
 
 TARGET_SLICE_BYTES = 32 << 20  # logits of prompt-logprob rows that exist at a time
 
@@ -62,6 +75,14 @@ class TorchBackend(Backend):
         self._packed.append((tensor.name, uses, packed))
         return packed
 
+    def weight_bytes(self, shape: tuple[int, ...], encoding: Encoding, uses: frozenset[WeightUse]) -> WeightBytes:
+        """Dequantised to float32 first, then brought into the dtype, and on cuda out of the machine's memory."""
+        dtype = torch.float32 if uses == {"norm"} else self._dtype
+        size, whole = math.prod(shape) * dtype.itemsize, 4 * math.prod(shape)
+        packed = 0 if self.device == "cuda" else size
+        encoded = encoded_bytes(encoding, shape)  # a reader may hand over a copy with its rows in another order
+        return WeightBytes(packed=packed, loading=whole + encoded + (packed if dtype != torch.float32 else 0))
+
     def kv_bytes_per_token(self, config: ModelConfig) -> int:
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
 
@@ -81,6 +102,19 @@ class TorchBackend(Backend):
     def bind(self, model: Model, *, max_tokens: int, max_seqs: int) -> None:
         """Take the model. Nothing is sized ahead, torch allocates per step: the bounds only guard against our bugs."""
         self._model, self._max_tokens, self._max_seqs = model, max_tokens, max_seqs
+
+    def scratch_bytes(self) -> int:
+        """An estimate: what a layer keeps of each token at once, float32 logits of the draws three times, attention's
+        gathered keys and values. Score matrices of long contexts come out of the memory that the pool leaves.
+        """
+        config = self._config
+        widths = 6 * config.hidden_size + 3 * config.intermediate_size
+        logits = 3 * 4 * self._max_seqs * config.vocab_size + TARGET_SLICE_BYTES
+        gathered = 2 * 2 * MAX_GATHER_ROWS * config.head_dim * 4
+        return self._max_tokens * widths * self._dtype.itemsize + logits + gathered
+
+    def device_free_bytes(self) -> int | None:
+        return torch.cuda.mem_get_info()[0] if self.device == "cuda" else None
 
     @torch.inference_mode()
     def run(self, step: ModelInput, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from octavo.core.model_config import ModelConfig
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.kernels.weight_tensor import Encoding, WeightTensor
 
 #: The names that architectures use. Readers translate their own format's names into these, "{i}" is the layer.
 #: Q and K rows are in rotate-half order (pairs i and i + head_dim/2): the GGUF reader undoes llama's interleaving.
@@ -45,6 +45,10 @@ class WeightSource(ABC):
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's shape; readers that can tell it without touching the data override this."""
         return self.tensor(name).shape
+
+    def encoding(self, name: str) -> Encoding:
+        """How the tensor is stored; likewise."""
+        return self.tensor(name).encoding
 
     @abstractmethod
     def close(self) -> None:

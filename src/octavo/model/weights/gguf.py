@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig, RopeScaling
 from octavo.kernels.reference.dequantise import dequantise
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.kernels.weight_tensor import Encoding, WeightTensor
 from octavo.model.weights.base import WeightSource
 from octavo.model.weights.config_values import (
     MAX_CONTEXT,
@@ -111,6 +111,9 @@ class GGUFWeights(WeightSource):
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entry(name).shape
+
+    def encoding(self, name: str) -> Encoding:
+        return self._entry(name).encoding
 
     def tensor(self, name: str) -> WeightTensor:
         tensor = self._entry(name)

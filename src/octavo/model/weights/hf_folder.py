@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from octavo.core.errors import ModelFileError
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.kernels.weight_tensor import Encoding, WeightTensor
 from octavo.model.weights.base import WeightSource
 from octavo.model.weights.hf_config import read_hf_config
 from octavo.model.weights.mapped_file import confined, read_small
@@ -77,6 +77,9 @@ class HFFolderWeights(WeightSource):
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._find(name)[1].shape
+
+    def encoding(self, name: str) -> Encoding:
+        return self._find(name)[1].encoding
 
     def tensor(self, name: str) -> WeightTensor:
         file, entry = self._find(name)
