@@ -4,6 +4,7 @@ import gc
 import itertools
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +53,7 @@ def test_a_request_leaves_its_whole_life_in_order_and_ends_once() -> None:
     assert (timings.queue_s, timings.ttft_s, timings.tpot_s, timings.total_s) == (0.5, 1.0, 1.0, 3.0)
     assert trace.cached_tokens == 1
     assert tracer.metrics.requests_ended == {"stop": 0, "length": 1, "abort": 0, "error": 0}
-    latencies = tracer.metrics.latencies(13.0, 60.0)
+    latencies = tracer.metrics.snapshot(13.0).latencies(60.0)
     assert (latencies["ttft_s"].mean, latencies["itl_s"].count, latencies["tpot_s"].p50) == (1.0, 2, 1.0)
 
 
@@ -92,33 +93,54 @@ def test_throughput_counts_every_step_of_its_window_over_the_time_that_was_watch
             metrics.step(now=now, duration_s=0.5 / per_s, prompt_tokens=3, output_tokens=1, preemptions=0)
 
     steps(100, 110, 2)
-    young = metrics.throughput(110.0, 300.0)
+    young = metrics.snapshot(110.0).throughput(300.0)
     assert young["output_tokens_per_s"] == pytest.approx(2.0, rel=0.1), "not divided by time before the first step"
     assert young["prompt_tokens_per_s"] == pytest.approx(6.0, rel=0.1)
     steps(110, 410, 300)  # more steps than any ring of steps would hold
-    assert metrics.throughput(410.0, 300.0)["output_tokens_per_s"] == pytest.approx(300.0, rel=0.02)
-    assert metrics.throughput(1010.0, 600.0)["output_tokens_per_s"] == pytest.approx(0.0, abs=1.0), "long over"
-    assert Metrics().throughput(5.0, 60.0) == {"prompt_tokens_per_s": 0.0, "output_tokens_per_s": 0.0}
+    assert metrics.snapshot(410.0).throughput(300.0)["output_tokens_per_s"] == pytest.approx(300.0, rel=0.02)
+    assert metrics.snapshot(1010.0).throughput(600.0)["output_tokens_per_s"] == pytest.approx(0.0, abs=1.0), "long over"
+    assert Metrics().snapshot(5.0).throughput(60.0) == {"prompt_tokens_per_s": 0.0, "output_tokens_per_s": 0.0}
+
+
+def pairs(ring: TimedRing, start: float) -> list[tuple[float, int]]:
+    entries = ring.snapshot().since(start)
+    return list(zip(entries["value"].tolist(), entries["repeats"].tolist(), strict=True))
+
+
+def summary(values: list[tuple[float, int]]) -> Summary:
+    return Summary.of(np.array([v for v, _ in values]), np.array([r for _, r in values], np.int64))
 
 
 def test_a_ring_gives_the_newest_values_of_a_window() -> None:
     ring = TimedRing(4)
     for value in range(10):
         ring.add(float(value), value * 2.0)
-    assert ring.since(0.0) == [(18.0, 1), (16.0, 1), (14.0, 1), (12.0, 1)]
-    assert ring.since(8.0) == [(18.0, 1), (16.0, 1)]
+    assert pairs(ring, 0.0) == [(12.0, 1), (14.0, 1), (16.0, 1), (18.0, 1)]
+    assert pairs(ring, 8.0) == [(16.0, 1), (18.0, 1)]
+
+
+def test_a_snapshot_of_a_ring_stays_what_it_was_while_pages_come_and_go() -> None:
+    ring = TimedRing(10_000)
+    for value in range(25_000):
+        if value == 14_321:
+            before = ring.snapshot()
+        ring.add(float(value), float(value), value)
+    taken = before.since(0.0)
+    assert taken["value"].tolist() == list(range(4_321, 14_321)), "the newest 10,000 of then"
+    assert taken["repeats"].tolist() == list(range(4_321, 14_321))
+    assert [value for value, _ in pairs(ring, 0.0)] == list(range(15_000, 25_000))
 
 
 def test_percentiles_are_by_nearest_rank() -> None:
-    summary = Summary.of([(float(v), 1) for v in range(100)])
-    assert (summary.count, summary.mean, summary.p50, summary.p99) == (100, 49.5, 50.0, 99.0)
-    assert Summary.of([]).p99 is None
+    found = summary([(float(v), 1) for v in range(100)])
+    assert (found.count, found.mean, found.p50, found.p99) == (100, 49.5, 50.0, 99.0)
+    assert summary([]).p99 is None
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(1, 5)), min_size=1))
 def test_a_value_seen_several_times_weighs_as_much_as_that_many_values(values: list[tuple[float, int]]) -> None:
     one_by_one = [(value, 1) for value, repeats in values for _ in range(repeats)]
-    joined, apart = Summary.of(values), Summary.of(one_by_one)
+    joined, apart = summary(values), summary(one_by_one)
     assert (joined.count, joined.p50, joined.p99) == (apart.count, apart.p50, apart.p99)
     assert joined.mean == pytest.approx(apart.mean)
 
@@ -159,7 +181,7 @@ def test_runs_shared_by_batch_mates_tell_of_each_request_what_notes_of_its_own_w
             tracer.step(plan, None if crashed else result, events, now)
             running = [name for name in running if not any(e.request_id == name and e.finish_reason for e in events)]
         gaps = sorted(b - a for times in token_times.values() for a, b in itertools.pairwise(times))
-        assert sorted(gap for gap, repeats in tracer.metrics._itl.since(0.0) for _ in range(repeats)) == gaps
+        assert sorted(gap for gap, repeats in pairs(tracer.metrics._itl, 0.0) for _ in range(repeats)) == gaps
         for name in names:
             trace = tracer.request(name)
             assert trace is not None

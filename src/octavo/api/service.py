@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from octavo.api.auth import Client, Keyring, prefix_salt
 from octavo.api.engine_protocol import OutputStream, ServedEngine, TokenTable
+from octavo.api.inspections import SharedAnswers
 from octavo.api.logprobs import TokenTexts
 from octavo.api.middleware import is_loopback
 from octavo.api.schemas import CommonFields
@@ -26,6 +27,7 @@ class Service:
         self.config = config
         self.keyring = Keyring(config, is_loopback=is_loopback(config.host))
         self.created = int(time.time())
+        self.shared_answers = SharedAnswers()
         self._token_texts: TokenTexts | None = None
         self._breakers: dict[str, tuple[int, ...]] = {}  # DRY sequence breaker -> tokens that contain it
 

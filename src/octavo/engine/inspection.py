@@ -1,48 +1,75 @@
-"""What the engine shows of itself, as plain dicts ready for JSON. Call these on the engine thread: ``inspect(fn)``."""
+"""What the engine shows of itself, in two halves.
+
+A *snapshot* is taken on the engine thread, between two steps (``inspect(take_...)``), for some microseconds: references
+to what does not change any more. ``as_dict`` makes plain dicts of it, ready for JSON, on whatever thread has time.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
+from octavo.core.output import Timings
 from octavo.engine.load import LoadedEngine
-from octavo.observability.trace import RequestTrace, StepRecord
+from octavo.memory.kv_cache_manager import CacheStats
+from octavo.observability.metrics import MetricsSnapshot
+from octavo.observability.trace import StepRecord, TraceSnapshot
 
 
-def stats(engine: LoadedEngine, window_s: float) -> dict[str, Any]:
-    """Latencies, throughput, load, KV use and prefix hit rate; latencies in seconds over the last ``window_s``."""
-    core, now = engine.core, engine.core.clock()
-    metrics, cache = core.tracer.metrics, core.scheduler.manager.stats()
-    used = cache.num_blocks - cache.free_blocks - cache.cached_blocks
-    return {
-        "window_s": window_s,
-        **{name: dataclasses.asdict(summary) for name, summary in metrics.latencies(now, window_s).items()},
-        "throughput": metrics.throughput(now, window_s),
-        "requests": {
-            "running": core.scheduler.num_running,
-            "waiting": core.scheduler.num_waiting,
-            "ended": dict(metrics.requests_ended),
-        },
-        "steps": metrics.steps,
-        "preemptions": metrics.preemptions,
-        "kv_cache": {
-            "blocks": cache.num_blocks,
-            "used_blocks": used,
-            "cached_blocks": cache.cached_blocks,
-            "free_blocks": cache.free_blocks,
-            "utilisation": used / cache.num_blocks,
-        },
-        "prefix_cache": {
-            "lookups": cache.lookups,
-            "hits": cache.hits,
-            "hit_tokens": cache.hit_tokens,
-            "hit_rate": cache.hit_tokens / cache.lookup_tokens if cache.lookup_tokens else None,
-        },
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatsSnapshot:
+    """Latencies, throughput, load, KV use and prefix hit rate at one moment."""
+
+    metrics: MetricsSnapshot
+    cache: CacheStats
+    num_running: int
+    num_waiting: int
+
+    def as_dict(self, window_s: float) -> dict[str, Any]:
+        """Latencies in seconds, of the last ``window_s``."""
+        metrics, cache = self.metrics, self.cache
+        used = cache.num_blocks - cache.free_blocks - cache.cached_blocks
+        return {
+            "window_s": window_s,
+            **{name: dataclasses.asdict(summary) for name, summary in metrics.latencies(window_s).items()},
+            "throughput": metrics.throughput(window_s),
+            "requests": {
+                "running": self.num_running,
+                "waiting": self.num_waiting,
+                "ended": metrics.requests_ended,
+            },
+            "steps": metrics.steps,
+            "preemptions": metrics.preemptions,
+            "kv_cache": {
+                "blocks": cache.num_blocks,
+                "used_blocks": used,
+                "cached_blocks": cache.cached_blocks,
+                "free_blocks": cache.free_blocks,
+                "utilisation": used / cache.num_blocks,
+            },
+            "prefix_cache": {
+                "lookups": cache.lookups,
+                "hits": cache.hits,
+                "hit_tokens": cache.hit_tokens,
+                "hit_rate": cache.hit_tokens / cache.lookup_tokens if cache.lookup_tokens else None,
+            },
+        }
+
+
+def take_stats(engine: LoadedEngine) -> StatsSnapshot:
+    """On the engine thread."""
+    core = engine.core
+    return StatsSnapshot(
+        metrics=core.tracer.metrics.snapshot(core.clock()),
+        cache=core.scheduler.manager.stats(),
+        num_running=core.scheduler.num_running,
+        num_waiting=core.scheduler.num_waiting,
+    )
 
 
 def prefix_cache(engine: LoadedEngine) -> dict[str, Any]:
-    """The prefix tree in figures. ``hit_rate`` is by tokens: reused over looked up."""
+    """The prefix tree in figures, on the engine thread. ``hit_rate`` is by tokens: reused over looked up."""
     cache = engine.core.scheduler.manager.stats()
     return {
         "depth": cache.depth,
@@ -59,37 +86,55 @@ def prefix_cache(engine: LoadedEngine) -> dict[str, Any]:
     }
 
 
-def lifecycle(engine: LoadedEngine, request_id: str) -> dict[str, Any] | None:
-    """The events of one live or recently ended request and what they add up to; None if it is not known (any more)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleSnapshot:
+    """One live or recently ended request at one moment."""
+
+    request_id: str
+    client: str
+    trace: TraceSnapshot
+    num_prompt_tokens: int
+    cached_tokens: int
+    num_output_tokens: int
+    timings: Timings
+    has_ended: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its events and what they add up to."""
+        events = [
+            {"event": e.event, "t_s": round(e.t_s, 6), "step_id": e.step_id, "facts": e.facts}
+            for e in self.trace.events()
+        ]
+        names = [event["event"] for event in events]
+        summary = {
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.num_output_tokens,
+            "prefill_chunks": names.count("PREFILL_CHUNK"),
+            "decode_steps": names.count("DECODE_STEP"),
+            "preemptions": names.count("PREEMPTED"),
+            **dataclasses.asdict(self.timings),
+            "ended": names[-1] if self.has_ended else None,
+        }
+        return {"request_id": self.request_id, "events": events, "summary": summary}
+
+
+def take_lifecycle(engine: LoadedEngine, request_id: str) -> LifecycleSnapshot | None:
+    """On the engine thread; None if the request is not known (any more)."""
     trace = engine.core.tracer.request(request_id)
     if trace is None:
         return None
-    events = [
-        {"event": e.event, "t_s": round(e.t_s, 6), "step_id": e.step_id, "facts": e.facts} for e in trace.events()
-    ]
-    return {"request_id": request_id, "events": events, "summary": _summary(engine, trace)}
-
-
-def _summary(engine: LoadedEngine, trace: RequestTrace) -> dict[str, Any]:
-    events = trace.events()
-    names = [event.event for event in events]
     num_tokens = trace.num_output_tokens
-    timings = trace.timings(engine.core.clock(), num_tokens)
-    return {
-        "prompt_tokens": trace.num_prompt_tokens,
-        "cached_tokens": trace.cached_tokens,
-        "output_tokens": num_tokens,
-        "prefill_chunks": names.count("PREFILL_CHUNK"),
-        "decode_steps": names.count("DECODE_STEP"),
-        "preemptions": names.count("PREEMPTED"),
-        **dataclasses.asdict(timings),
-        "ended": names[-1] if trace.ended_s is not None else None,
-    }
-
-
-def steps(engine: LoadedEngine, since: int = -1, limit: int | None = None) -> list[dict[str, Any]]:
-    """Step records above id ``since``, oldest first, the newest ``limit`` of them."""
-    return [step_dict(record) for record in engine.core.tracer.steps(since, limit)]
+    return LifecycleSnapshot(
+        request_id=request_id,
+        client=trace.client,
+        trace=trace.snapshot(),
+        num_prompt_tokens=trace.num_prompt_tokens,
+        cached_tokens=trace.cached_tokens,
+        num_output_tokens=num_tokens,
+        timings=trace.timings(engine.core.clock(), num_tokens),
+        has_ended=trace.ended_s is not None,
+    )
 
 
 def step_dict(record: StepRecord) -> dict[str, Any]:

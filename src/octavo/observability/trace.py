@@ -5,10 +5,12 @@ Written by the engine thread only; other threads read it between steps (``AsyncE
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 from typing import Literal, overload
 
 from octavo.core.output import Timings
@@ -28,6 +30,7 @@ from octavo.observability.metrics import Metrics
 EventName = Literal[
     "SUBMITTED", "QUEUED", "ADMITTED", "PREFILL_CHUNK", "DECODE_STEP", "PREEMPTED", "FINISHED", "ABORTED", "FAILED"
 ]
+WAITING_KEPT = 64  # of a step's reasons for not admitting, in order of the queue; thousands of steps are kept
 _ONE = array("i", [1])
 _NO_RESULT = StepResult(step_id=-1, tokens=())  # of a step that failed
 _TERMINAL: dict[str, EventName] = {"stop": "FINISHED", "length": "FINISHED", "abort": "ABORTED", "error": "FAILED"}
@@ -155,6 +158,7 @@ class RequestTrace:
         "_events",
         "_latest_s",
         "_noted_tokens",
+        "_num_run_steps",
         "_runs",
         "admitted_s",
         "arrival_s",
@@ -176,6 +180,7 @@ class RequestTrace:
         self._events: list[LifecycleEvent] = []
         self._runs: list[DecodeRun] = []
         self._noted_tokens = 0
+        self._num_run_steps = 0  # of all runs but the last
         self._latest_s = self.arrival_s  # when the latest of them was drawn
         self.admitted_s: float | None = None  # first admission, monotonic clock
         self.cached_tokens = 0  # at first admission
@@ -194,8 +199,10 @@ class RequestTrace:
         self.finish_reason = reason
 
     def add_run(self, run: DecodeRun) -> None:
-        """It decodes in the steps of this run, which has its first."""
+        """It decodes in the steps of this run, which has its first. The run before it will get no more."""
         self._latest_s = self.latest_token_s
+        if self._runs:
+            self._num_run_steps += len(self._runs[-1])
         self._runs.append(run)
 
     def add_token(self, now: float) -> float:
@@ -209,7 +216,11 @@ class RequestTrace:
 
     @property
     def num_output_tokens(self) -> int:
-        return self._noted_tokens + sum(len(run) - 1 for run in self._runs)
+        return self._noted_tokens + self.num_decode_steps - len(self._runs)
+
+    @property
+    def num_decode_steps(self) -> int:
+        return self._num_run_steps + (len(self._runs[-1]) if self._runs else 0)
 
     @property
     def latest_token_s(self) -> float:
@@ -219,16 +230,20 @@ class RequestTrace:
         return self._latest_s
 
     def __len__(self) -> int:
-        return len(self._events) + sum(map(len, self._runs))
+        return len(self._events) + self.num_decode_steps
+
+    def snapshot(self) -> TraceSnapshot:
+        """What it is now, by reference: a microsecond per thousand events."""
+        return TraceSnapshot(
+            arrival_s=self.arrival_s,
+            noted=tuple(self._events),
+            runs=tuple(self._runs),
+            num_decode_steps=self.num_decode_steps,
+        )
 
     def events(self) -> list[LifecycleEvent]:
         """All events in order of time."""
-        steps = ((step_id, t_s) for run in self._runs for step_id, t_s in zip(run.step_ids, run.times, strict=True))
-        decodes = (
-            LifecycleEvent(event="DECODE_STEP", t_s=t_s - self.arrival_s, step_id=step_id, facts={"token_index": index})
-            for index, (step_id, t_s) in enumerate(steps)
-        )
-        return sorted([*self._events, *decodes], key=lambda event: (event.t_s, event.event in _TERMINAL.values()))
+        return list(self.snapshot().events())
 
     def timings(self, now: float, num_output_tokens: int) -> Timings:
         """Durations so far; ``now`` stands in for the end of a request that is still running."""
@@ -240,6 +255,31 @@ class RequestTrace:
             tpot_s=None if first is None or num_output_tokens < 2 else (end - first) / (num_output_tokens - 1),
             total_s=end - arrival,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSnapshot:
+    """A trace's events at one moment; any thread may work on it. Runs only grow, and only the last one."""
+
+    arrival_s: float
+    noted: tuple[LifecycleEvent, ...]
+    runs: tuple[DecodeRun, ...]
+    num_decode_steps: int  # then; the last run may have got more
+
+    def events(self) -> Iterator[LifecycleEvent]:
+        """All events in order of time."""
+        by_time = sorted(self.noted, key=_order)
+        return heapq.merge(by_time, islice(self._decodes(), self.num_decode_steps), key=_order)
+
+    def _decodes(self) -> Iterator[LifecycleEvent]:
+        steps = ((run.step_ids[i], run.times[i]) for run in self.runs for i in range(len(run)))
+        for index, (step_id, t_s) in enumerate(steps):
+            facts: dict[str, object] = {"token_index": index}
+            yield LifecycleEvent(event="DECODE_STEP", t_s=t_s - self.arrival_s, step_id=step_id, facts=facts)
+
+
+def _order(event: LifecycleEvent) -> tuple[float, bool]:
+    return event.t_s, event.event in _TERMINAL.values()
 
 
 class Tracer:
@@ -258,8 +298,8 @@ class Tracer:
 
     def steps(self, since: int = -1, limit: int | None = None) -> list[StepRecord]:
         """Records of steps with an id above ``since``, oldest first, the newest ``limit`` of them."""
-        found = [step for step in self._steps if step.step_id > since]
-        return found if limit is None else found[-limit:] if limit else []
+        newest = takewhile(lambda step: step.step_id > since, reversed(self._steps))
+        return list(newest if limit is None else islice(newest, limit))[::-1]
 
     def request(self, request_id: str) -> RequestTrace | None:
         """The trace of a live or recently ended request."""
@@ -393,7 +433,7 @@ def _step_record(plan: StepPlan, result: StepResult | None, chunks: StepChunks, 
         budget=plan.budget,
         admitted=plan.admitted,
         preempted=plan.preempted,
-        waiting_for=plan.waiting_for,
+        waiting_for=dict(islice(plan.waiting_for.items(), WAITING_KEPT)),
         evicted=plan.evicted,
         num_block_copies=len(plan.block_copies),
         num_waiting=plan.num_waiting,

@@ -11,10 +11,12 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from octavo.api.auth import Client
 from octavo.api.error_handlers import ApiError
 from octavo.api.generation import Generation
+from octavo.api.inspections import json_answer
 from octavo.api.json_body import read_json
 from octavo.api.response_text import Choice
 from octavo.api.routes.chat import ChatAnswer
@@ -31,7 +33,7 @@ router = APIRouter(prefix="/debug", tags=["debug"])
 
 
 @router.post("/lifecycle", summary="Run one request and show its life")
-async def run_lifecycle(request: Request) -> dict[str, Any]:
+async def run_lifecycle(request: Request) -> Response:
     """``{prompt | messages, max_tokens, ...}`` -> ``{request_id, text, events, summary}``.
 
     Takes what the chat or completions endpoint takes, for one sequence.
@@ -39,30 +41,23 @@ async def run_lifecycle(request: Request) -> dict[str, Any]:
     service, client = _debugger(request)
     answer = _single_answer(service, await read_json(request))
     choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
-    found = await service.engine.inspect(lambda engine: inspection.lifecycle(engine, answer.id))
+    found = await service.engine.inspect(lambda engine: inspection.take_lifecycle(engine, answer.id))
     assert found is not None, "a request that has just ended is remembered"
-    return {**_shown_to(client, found), "text": "".join(choices[0].texts)}
+    return await json_answer(lambda: {**_shown_to(client, found.as_dict()), "text": "".join(choices[0].texts)})
 
 
 @router.get("/lifecycle/{request_id}", summary="Show a request's life")
-async def read_lifecycle(request: Request, request_id: str) -> dict[str, Any]:
+async def read_lifecycle(request: Request, request_id: str) -> Response:
     """Events and summary of a live or recently ended request, by the ``id`` of its answer."""
     service, client = _debugger(request)
-
-    def look(engine: LoadedEngine) -> dict[str, Any] | None:
-        trace = engine.core.tracer.request(request_id)
-        if trace is None or not (client.is_admin or trace.client == client.id):
-            return None
-        return inspection.lifecycle(engine, request_id)
-
-    found = await service.engine.inspect(look)
-    if found is None:
+    found = await service.engine.inspect(lambda engine: inspection.take_lifecycle(engine, request_id))
+    if found is None or not (client.is_admin or found.client == client.id):
         raise ApiError(404, f"request {request_id[:80]!r} is not known, or not any more", code="request_not_found")
-    return _shown_to(client, found)
+    return await json_answer(lambda: _shown_to(client, found.as_dict()))
 
 
 @router.post("/batch", summary="Run prompts together and show the steps")
-async def run_batch(request: Request) -> dict[str, Any]:
+async def run_batch(request: Request) -> Response:
     """``{prompts, max_tokens, ...}`` -> ``{steps, outputs}``: what each step ran for whom, and why so much."""
     service, client = _debugger(request)
     body = await read_json(request)
@@ -79,15 +74,17 @@ async def run_batch(request: Request) -> dict[str, Any]:
     first_step = await service.engine.inspect(lambda engine: _last_step(engine) + 1)
     choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
     own = {name if index == 0 else f"{name}#{index}" for name in answer.request_ids for index in range(fields.n)}
-    steps = await service.engine.inspect(lambda engine: inspection.steps(engine, first_step - 1))
-    steps = [step for step in steps if any(chunk["request_id"] in own for chunk in step["chunks"])]
-    if not client.is_admin:
-        steps = [_without_others(step, own) for step in steps]
+    records = await service.engine.inspect(lambda engine: engine.core.tracer.steps(first_step - 1))
+
+    def steps() -> list[dict[str, Any]]:
+        found = [inspection.step_dict(record) for record in records if not own.isdisjoint(record.chunks.request_ids)]
+        return found if client.is_admin else [_without_others(step, own) for step in found]
+
     outputs = [
         {"index": index, "text": "".join(choice.texts), "token_ids": choice.token_ids, "finish_reason": choice.reason}
         for index, choice in enumerate(choices)
     ]
-    return {"steps": steps, "outputs": outputs}
+    return await json_answer(lambda: {"steps": steps(), "outputs": outputs})
 
 
 @router.get("/prefix_cache", summary="The prefix cache in figures")

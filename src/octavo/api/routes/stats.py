@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
+from octavo.api.inspections import json_answer
 from octavo.api.service import service_of
 from octavo.core.errors import InvalidRequest
 from octavo.engine import inspection
@@ -18,11 +18,18 @@ WINDOWS = {"1m": 60.0, "5m": 300.0, "15m": 900.0, "1h": 3600.0}
 
 
 @router.get("/v1/stats", summary="Latency, throughput, cache use")
-async def stats(request: Request, window: str = "5m") -> dict[str, Any]:
-    """TTFT, TPOT, ITL and step time in seconds (mean, p50, p99), tokens per second, KV use, prefix hit rate."""
+async def stats(request: Request, window: str = "5m") -> Response:
+    """TTFT, TPOT, ITL and step time in seconds (mean, p50, p99), tokens per second, KV use, prefix hit rate.
+
+    At most a second old.
+    """
     if window not in WINDOWS:
         raise InvalidRequest(f"window is {window[:40]!r} but must be one of {', '.join(WINDOWS)}", param="window")
     service = service_of(request)
     service.check_ready()
-    found = await service.engine.inspect(lambda engine: inspection.stats(engine, WINDOWS[window]))
-    return {"window": window, **found}
+
+    async def answer() -> Response:
+        found = await service.engine.inspect(inspection.take_stats)
+        return await json_answer(lambda: {"window": window, **found.as_dict(WINDOWS[window])})
+
+    return await service.shared_answers.get(window, answer)
