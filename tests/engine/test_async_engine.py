@@ -44,6 +44,7 @@ class Runner:
         self.gate.set()
         self.raise_for: set[str] = set()
         self.bad_rows: set[str] = set()
+        self.failure: DrawFailure = "not_finite"
         self.seen: list[str] = []
         self.closed = False
         self.notify_fd = -1
@@ -61,7 +62,7 @@ class Runner:
         if any(chunk.request_id in self.raise_for for chunk in plan.chunks):
             raise RuntimeError("the kernel fell over")
         failed: dict[int, DrawFailure] = {
-            i: "not_finite" for i, chunk in enumerate(plan.chunks) if chunk.request_id in self.bad_rows
+            i: self.failure for i, chunk in enumerate(plan.chunks) if chunk.request_id in self.bad_rows
         }
         tokens = tuple(
             None if chunk.draw is None or i in failed else SampledToken(token_id=ord("a") + chunk.end % 26)
@@ -255,6 +256,7 @@ def test_a_dead_engine_fails_every_stream_and_refuses_new_ones() -> None:
 
         def break_it(loaded: LoadedEngine) -> None:
             loaded.core.scheduler.plan = None  # type: ignore[assignment, method-assign]
+            loaded.core.scheduler.restart = None  # type: ignore[assignment, method-assign]
 
         pending = asyncio.ensure_future(engine.inspect(break_it))
         await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from octavo.api.app import create_app
 from octavo.api.engine_protocol import ServedEngine
 from octavo.api.middleware import is_loopback
 from octavo.core.config import ServerConfig
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, EngineUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ class Server(uvicorn.Server):
         self._server_config = config
         self._num_signals = 0
         self._stopping: asyncio.Task[None] | None = None
+        self._serving = False  # loaded, and not asked to stop
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run_until_stopped(self, sock: socket.socket, on_ready: Callable[[str], None] | None) -> None:
@@ -113,11 +114,14 @@ class Server(uvicorn.Server):
         try:
             await self.serve(sockets=[sock])
         finally:
+            died = self._engine_died
             await self._engine.stop()
         if loading.done():
             loading.result()
         else:
             loading.cancel()
+        if died and self._server_config.exit_on_engine_death:
+            raise EngineUnavailable(f"the engine died: {self._engine.dead_reason}")
 
     async def _load(self, address: str, on_ready: Callable[[str], None] | None) -> None:
         try:
@@ -125,8 +129,23 @@ class Server(uvicorn.Server):
         except BaseException:
             self.should_exit = True
             raise
-        if on_ready is not None and self._engine.state == "ready":
+        self._serving = self._engine.state == "ready"
+        if on_ready is not None and self._serving:
             on_ready(address)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop, asked ten times a second: an engine whose thread has ended does not come back.
+
+        Its streams have been told by then; what they were told is sent within ``FLUSH_S``.
+        """
+        if self._engine_died and self._server_config.exit_on_engine_death:
+            logger.critical("the engine died, and the server ends with it; --no-exit-on-engine-death keeps it up")
+            return True
+        return await super().on_tick(counter)
+
+    @property
+    def _engine_died(self) -> bool:
+        return self._serving and self._engine.state == "dead"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGINT and SIGTERM: the first drains, the second stops at once, a third does not even wait for that."""
@@ -141,6 +160,7 @@ class Server(uvicorn.Server):
 
     def _begin(self, drain_s: float) -> None:
         """Begin to stop, or to stop faster."""
+        self._serving = False
         if self._stopping is not None:
             self._stopping.cancel()
         self._stopping = asyncio.create_task(self._drain_and_stop(drain_s))

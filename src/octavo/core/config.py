@@ -128,6 +128,9 @@ class ServerConfig:
     allowed_host: tuple[str, ...] = _wish((), "Further Host header values accepted on a loopback bind.")
     cors_origin: tuple[str, ...] = _wish((), "Browser origins that may call this server.")
     drain_s: float = _wish(10.0, "On shutdown, wait this long for running requests.", low=0, high=3600, unit="s")
+    exit_on_engine_death: bool = _wish(
+        True, "If the engine's thread ends, end the process too, with an error, so that a supervisor restarts it."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _wish("info", "What is logged.")
 
     def __post_init__(self) -> None:

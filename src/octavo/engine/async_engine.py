@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 from octavo.core.config import EngineConfig, ResolvedConfig
-from octavo.core.errors import EngineUnavailable, InvalidRequest, QueueFull
+from octavo.core.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestFailed
 from octavo.core.output import RequestOutput
+from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.load import LoadedEngine, load_engine
 from octavo.engine.requests import make_requests
@@ -35,6 +36,8 @@ State = Literal["loading", "ready", "draining", "dead"]
 SWITCH_INTERVAL_S = 0.0002
 #: After this long without work the engine checks its own bookkeeping, once, and sleeps.
 IDLE_CHECK_S = 1.0
+#: So many turns of the engine thread may raise one after the other, each ending all requests, before it gives up.
+MAX_FAILURES = 3
 #: Threads that tokenise and render templates: 1 MB of text takes most of a second.
 NUM_TEXT_WORKERS = 2
 
@@ -104,6 +107,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._inbox: deque[Callable[[LoadedEngine], None]] = deque()
+        self._questions: deque[Callable[[LoadedEngine], None]] = deque()  # inspections
         self._wake = threading.Event()
         self._stopping = False
         self._streams: dict[str, RequestStream] = {}  # by request_id of each sequence
@@ -236,27 +240,32 @@ class AsyncEngine:
         stream = RequestStream(self, [request.request_id for request in requests])
         for request in requests:
             self._streams[request.request_id] = stream
-        self._post(lambda engine: engine.submit(requests))
+        self._post(lambda engine: self._queue(engine, requests, stream))
         return stream
 
     async def inspect(self, fn: Callable[[LoadedEngine], T]) -> T:
-        """Run ``fn`` on the engine thread between two steps and return what it returns. It should take under 1 ms."""
+        """Run ``fn`` on the engine thread between two steps and return what it returns.
+
+        It should take under 1 ms. Between two steps comes one at most; the others wait.
+        """
         if self.state == "dead" or self._thread is None or self._loop is None:
             raise EngineUnavailable(f"the engine is {self.state}")
-        loop = self._loop
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[T] = self._loop.create_future()
         self._inspections.add(future)
         future.add_done_callback(self._inspections.discard)
 
         def call(engine: LoadedEngine) -> None:
+            if future.done():
+                return  # nobody waits for it any more
             try:
                 result = fn(engine)
             except BaseException as error:  # noqa: BLE001 - handed to the caller
-                loop.call_soon_threadsafe(_settle, future, None, error)
+                self._tell(_settle, future, None, error)
             else:
-                loop.call_soon_threadsafe(_settle, future, result, None)
+                self._tell(_settle, future, result, None)
 
-        self._post(call)
+        self._questions.append(call)
+        self._wake.set()
         return await future
 
     # the loop's side
@@ -272,6 +281,15 @@ class AsyncEngine:
         if self._streams.pop(request_id, None) is not None:
             self._post(lambda engine: _discard(engine.abort(request_id)))
             self._note_if_all_ended()
+
+    def _fail(self, stream: RequestStream, error: Exception) -> None:
+        """What a stream asked for will not come."""
+        stream.abort()
+        stream._fail(error)
+
+    def _fail_all(self, error: Exception) -> None:
+        for stream in set(self._streams.values()):
+            self._fail(stream, error)
 
     def _listen_for_steps(self, loaded: LoadedEngine) -> None:
         """Have each step's kernels ring when they begin, to deliver the outputs of the step before.
@@ -330,33 +348,70 @@ class AsyncEngine:
     # the engine's side
 
     def _run(self, engine: LoadedEngine) -> None:
-        """The engine thread: inbox, step, deliver; sleeps when there is nothing to do."""
-        assert self._loop is not None
+        """The engine thread. What raises ends requests; the thread only if that raises too, or if it goes on and on."""
+        failures = 0  # one after the other
         try:
             while not self._stopping:
-                self._wake.clear()
-                while self._inbox:
-                    self._inbox.popleft()(engine)
-                if engine.core.has_unfinished:
-                    outputs = engine.advance()
-                    late = bool(self._outbox)  # no kernels have rung meanwhile, or the loop was busy
-                    if outputs:
-                        self._outbox.append(outputs)
-                    ringing = self._notify_fds is not None and engine.core.has_unfinished
-                    if self._outbox and (late or not ringing):
-                        self._loop.call_soon_threadsafe(self._empty_outbox)
-                    continue
-                if self._outbox:  # the step that would have rung is not coming: its requests were aborted
-                    self._loop.call_soon_threadsafe(self._empty_outbox)
-                if not self._wake.wait(IDLE_CHECK_S):
-                    engine.core.idle()
-                    self._wake.wait()
+                try:
+                    self._turn(engine)
+                    failures = 0
+                except Exception as error:
+                    failures += 1
+                    if failures == MAX_FAILURES:
+                        raise
+                    logger.exception("the engine thread goes on without the requests that it has")
+                    engine.end_all()
+                    self._tell(self._fail_all, RequestFailed(f"the engine failed: {type(error).__name__}: {error}"))
         except BaseException as error:
             logger.exception("the engine thread died")
+            self._tell(self._die, f"{type(error).__name__}: {error}")
+
+    def _turn(self, engine: LoadedEngine) -> None:
+        """Inbox, one inspection, one step; sleeps when there is nothing to do."""
+        assert self._loop is not None
+        self._wake.clear()
+        while self._inbox:
+            self._inbox.popleft()(engine)
+        if self._questions:
+            self._questions.popleft()(engine)
+        if engine.core.has_unfinished:
+            outputs = engine.advance()
+            late = bool(self._outbox)  # no kernels have rung meanwhile, or the loop was busy
+            if outputs:
+                self._outbox.append(outputs)
+            ringing = self._notify_fds is not None and engine.core.has_unfinished
+            if self._outbox and (late or not ringing):
+                self._loop.call_soon_threadsafe(self._empty_outbox)
+            return
+        if self._outbox:  # the step that would have rung is not coming: its requests were aborted
+            self._loop.call_soon_threadsafe(self._empty_outbox)
+        if not self._questions and not self._wake.wait(IDLE_CHECK_S):
+            engine.core.idle()
+            self._wake.wait()
+
+    def _queue(self, engine: LoadedEngine, requests: Sequence[Request], stream: RequestStream) -> None:
+        """Hand a call over to the engine; if that raises, the call has failed."""
+        try:
+            engine.submit(requests)
+        except Exception as error:
+            logger.exception("request %s could not be queued", requests[0].request_id)
+            why = f"the request could not be queued: {type(error).__name__}: {error}"
+            self._tell(self._fail, stream, RequestFailed(why))
+
+    def _tell(self, call: Callable[..., None], *args: Any) -> None:
+        """Have the event loop call something, even if memory is short for a moment."""
+        assert self._loop is not None
+        for pause_s in (0.01, 0.1, 0.5, None):
             try:
-                self._loop.call_soon_threadsafe(self._die, f"{type(error).__name__}: {error}")
+                self._loop.call_soon_threadsafe(call, *args)
+                return
+            except MemoryError:
+                if pause_s is None:
+                    raise
+                time.sleep(pause_s)
             except RuntimeError:
                 logger.debug("the event loop had closed before")
+                return
 
 
 def _settle(future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
@@ -45,14 +48,28 @@ class LoadedEngine:
     load_s: float
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue the sequences of one call."""
-        for request in requests:
-            self.processor.add(request)
-            self.core.add(request)
+        """Queue the sequences of one call. If that raises, none of them is queued."""
+        queued: list[Request] = []
+        try:
+            for request in requests:
+                self.processor.add(request)
+                self.core.add(request)
+                queued.append(request)
+        except BaseException:
+            for request in requests[: len(queued) + 1]:
+                self.processor.discard(request.request_id)
+            for request in queued:
+                self.core.finish(request.request_id, "error")
+            raise
 
     def advance(self) -> list[RequestOutput]:
         """One step: run it, turn its events into outputs, end what a stop string has ended."""
-        outputs, endings = self.processor.process(self.core.step())
+        events = self.core.step()
+        try:
+            outputs, endings = self.processor.process(events)
+        except Exception as error:
+            logger.exception("the text of a step could not be made; its requests end with it")
+            outputs, endings = self.processor.fail(events, f"{type(error).__name__}: {error}")
         for ending in endings:
             self.core.end_by_text(ending.request_id, ending.reason, ending.stop)
         return outputs
@@ -60,9 +77,18 @@ class LoadedEngine:
     def abort(self, request_id: str) -> list[RequestOutput]:
         """End a sequence that is not wanted any more; its blocks come back at once. [] if it has ended already."""
         event = self.core.finish(request_id, "abort")
-        outputs = self.processor.process([event])[0] if event is not None else []
-        self.processor.discard(request_id)  # after an interrupted step it may have ended without an output
-        return outputs
+        try:
+            return self.processor.process([event])[0] if event is not None else []
+        except Exception:
+            logger.exception("the last text of request %s could not be made", request_id)
+            return []
+        finally:
+            self.processor.discard(request_id)  # after an interrupted step it may have ended without an output
+
+    def end_all(self) -> None:
+        """Forget every request, after an error that could not be laid to some of them."""
+        self.core.end_all()
+        self.processor.clear()
 
     def close(self) -> None:
         """Release threads and memory; nothing may run afterwards."""

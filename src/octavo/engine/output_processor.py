@@ -157,6 +157,10 @@ class OutputProcessor:
         """Forget a sequence whose last output nobody wants."""
         self._sequences.pop(request_id, None)
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._sequences.clear()
+
     def process(self, events: Iterable[TokenEvent]) -> tuple[list[RequestOutput], list[Ending]]:
         """Outputs of these events, and the requests that their text has ended.
 
@@ -179,12 +183,31 @@ class OutputProcessor:
             except Exception as error:
                 logger.exception("the text of request %s could not be made", event.request_id)
                 reason, stop = "error", f"{type(error).__name__}: {error}"
-                output = self._last_output(sequence, "", (), reason, stop)
+                output = self._failed(sequence, stop)
             if output is not None:
                 outputs.append(output)
             if stop is not None:
                 endings.append(Ending(event.request_id, reason, stop))
         return outputs, endings
+
+    def fail(self, events: Iterable[TokenEvent], why: str) -> tuple[list[RequestOutput], list[Ending]]:
+        """The same as ``process`` where that raised: all that had news end with an error."""
+        names = {event.request_id for event in events}
+        sequences = [self._sequences[name] for name in names if name in self._sequences]
+        return [self._failed(s, why) for s in sequences], [Ending(s.request_id, "error", why) for s in sequences]
+
+    def _failed(self, sequence: _SequenceText, why: str) -> RequestOutput:
+        """The last output of a sequence whose text cannot be trusted; the plainest one if even counting it raises."""
+        try:
+            return self._last_output(sequence, "", (), "error", why)
+        except Exception:  # noqa: BLE001 - the first error is logged
+            self.discard(sequence.request_id)
+            return RequestOutput(
+                request_id=sequence.request_id,
+                choice_index=sequence.choice_index,
+                finish_reason="error",
+                stop_reason=why,
+            )
 
     def _process_one(self, sequence: _SequenceText, event: TokenEvent) -> tuple[RequestOutput | None, str | None]:
         token, finish = event.token, event.finish_reason

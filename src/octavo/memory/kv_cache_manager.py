@@ -55,13 +55,17 @@ class KVCacheManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._pool = BlockPool(num_blocks)
-        self._tree = PrefixTree(self._pool, block_size)
+        self._lookups = self._hits = self._hit_tokens = self._lookup_tokens = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """All blocks are free, nothing is cached; tables handed out before must not be used any more. O(blocks)."""
+        self._pool = BlockPool(self.num_blocks)
+        self._tree = PrefixTree(self._pool, self.block_size)
         self._tables: dict[int, BlockTable] = {}  # by id(); for check_integrity
         self._in_flight: dict[int, BlockTable] = {}  # hash of a block -> whose table will hold it
         self._copies: dict[int, tuple[int, int]] = {}  # dst -> (src, num_tokens), of the step being planned
         self._copy_sources: list[int] = []  # retained until end_step
-        self._lookups = self._hits = self._hit_tokens = self._lookup_tokens = 0
 
     # Room
 

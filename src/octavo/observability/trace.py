@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Literal, overload
@@ -336,6 +336,12 @@ class Tracer:
         while self._ended_events > self._max_ended_events and len(self._ended) > 1:
             _, oldest = self._ended.popitem(last=False)
             self._ended_events -= len(oldest)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """After a record could not be written: let go of requests that have ended, and begin a new run."""
+        self._run = None
+        for request_id in request_ids:
+            self._live.pop(request_id, None)
 
     def corrected(self, request_id: str, reason: FinishReason, stop_reason: str) -> None:
         """A request that has just ended ended in another way: its last token also completed a stop string."""

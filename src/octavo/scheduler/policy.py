@@ -52,6 +52,10 @@ class QueuePolicy(ABC):
         self._queue(seq).remove(seq)
         self._num_waiting -= 1
 
+    def clear(self) -> None:
+        """Forget whom it knows; all that are left will be added again."""
+        self._num_waiting = 0
+
     def victim(self, running: list[Sequence]) -> Sequence:
         """Who is preempted, of at least two running sequences sorted by rank; never the first."""
         return running[-1]
@@ -94,6 +98,10 @@ class FcfsPolicy(QueuePolicy):
 
     def candidates(self) -> Iterator[Sequence]:
         yield from self._waiting[:LOOKAHEAD]
+
+    def clear(self) -> None:
+        super().clear()
+        self._waiting.clear()
 
     def _order(self, seq: Sequence) -> float:
         return 0.0
@@ -157,6 +165,11 @@ class FairPolicy(QueuePolicy):
             self._ring.append(name)
         self._clients[name].live += 1
         super().add(seq)
+
+    def clear(self) -> None:
+        super().clear()
+        self._clients.clear()
+        self._ring.clear()
 
     def ended(self, seq: Sequence) -> None:
         name = seq.request.client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Collection
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
@@ -186,7 +187,6 @@ class Scheduler:
         self._step_id += 1
         evicted_before = self.manager.num_evicted
         failed = tuple(self._impossible.items())
-        self._impossible.clear()
         draft = _Draft(self._step_id, now)
         self._place_decodes(draft)
         budget = self._begin_budget(draft)
@@ -228,13 +228,14 @@ class Scheduler:
         failed = result.failed
         for i, (seq, chunk, token) in enumerate(zip(self._planned, plan.chunks, result.tokens, strict=True)):
             if failed and i in failed:
-                events.append(self._fail_draw(seq, failed[i]))
+                events.append(self._fail(seq.request_id, seq.why_no_token(failed[i]), failed[i]))
                 continue
             logprobs = () if chunk.want_logprobs is None else result.prompt_logprobs[i]
             event = self._advance(seq, chunk, token, logprobs)
             if event is not None:
                 events.append(event)
         self.manager.end_step()
+        self._planned = []  # of what has ended nothing is kept
         if plan.chunks:
             self._sizer.observe(self._load, self._prefill_tokens, result.duration_s)
         return events
@@ -245,6 +246,21 @@ class Scheduler:
         events += [self._fail(chunk.request_id, why) for chunk in plan.chunks]
         self.manager.end_step()
         return events
+
+    def restart(self, lost: Collection[str] | None = None) -> Collection[str]:
+        """After an error in here: empty books, without ``lost`` (None: all) -> ``lost``. Others keep their tokens."""
+        lost = {*self._sequences, *self._impossible} if lost is None else lost
+        survivors = [seq for request_id, seq in self._sequences.items() if request_id not in lost]
+        for books in (self.manager, self._policy, self._sequences, self._groups, self._running, self._planned):
+            books.clear()
+        self._impossible = {request_id: why for request_id, why in self._impossible.items() if request_id not in lost}
+        self._open_plan = self._short = self._held_up = None
+        for seq in survivors:
+            seq.restart()
+            self._sequences[seq.request_id] = seq
+            self._groups.setdefault(seq.group, []).append(seq)
+            self._policy.add(seq)
+        return lost
 
     # Planning: what runs already
 
@@ -454,28 +470,17 @@ class Scheduler:
         if not group:
             del self._groups[seq.group]
 
-    def _fail(self, request_id: str, why: str) -> TokenEvent:
-        self._end(self._sequences[request_id])
-        return TokenEvent(request_id=request_id, finish_reason="error", stop_reason=why)
-
-    def _fail_draw(self, seq: Sequence, failure: DrawFailure) -> TokenEvent:
-        """Only numbers that are not finite make its blocks suspect; masks that leave nothing are the caller's."""
-        if failure == "not_finite":
-            why = "no token could be drawn: the logits are not finite"
-        else:
-            masks = " and ".join(seq.sampling.masks) or "its masks"
-            why = f"{masks} left no token to draw after {seq.num_output} tokens; allow more tokens or forbid fewer"
-        self._end(seq, suspect=failure == "not_finite")
-        return TokenEvent(request_id=seq.request_id, finish_reason="error", stop_reason=why, failure=failure)
+    def _fail(self, request_id: str, why: str, failure: DrawFailure | None = None) -> TokenEvent:
+        self._end(self._sequences[request_id], suspect=failure == "not_finite")  # masks are only the caller's affair
+        return TokenEvent(request_id, finish_reason="error", stop_reason=why, failure=failure)
 
     def _close_plan(self, plan: StepPlan) -> list[TokenEvent]:
         """``plan`` has run -> the events of requests that could never run."""
         if plan is not self._open_plan:
             raise RuntimeError(f"step {plan.step_id} is not the plan being run; apply or fail each plan once")
         self._open_plan = None
-        return [
-            TokenEvent(request_id=request_id, finish_reason="error", stop_reason=why) for request_id, why in plan.failed
-        ]
+        refused = [(request_id, self._impossible.pop(request_id)) for request_id, _ in plan.failed]
+        return [TokenEvent(request_id=name, finish_reason="error", stop_reason=why) for name, why in refused]
 
     def _check_between_steps(self, call: str) -> None:
         if self._open_plan is not None:

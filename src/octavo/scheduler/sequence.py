@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from octavo.core.plan import DrawRule, FinishReason, ScheduledChunk, WantedLogprobs
+from octavo.core.plan import DrawFailure, DrawRule, FinishReason, ScheduledChunk, WantedLogprobs
 from octavo.core.request import Request
 from octavo.memory.block_table import BlockTable
 
@@ -133,6 +133,19 @@ class Sequence:
         if token_id in self.stop_token_ids and self.num_output >= self.min_tokens:
             return "stop", token_id if token_id in self.sampling.stop_token_ids else None
         return ("length" if len(tokens) >= self.longest else None), None
+
+    def restart(self) -> None:
+        """Forget its blocks, which are gone, and what it waited for; its tokens stay."""
+        self.num_preemptions += self.table is not None
+        self.table = self.awaiting = None
+        self.num_computed = self.prepaid = 0
+
+    def why_no_token(self, failure: DrawFailure) -> str:
+        """What the caller is told."""
+        if failure == "not_finite":
+            return "no token could be drawn: the logits are not finite"
+        masks = " and ".join(self.sampling.masks) or "its masks"
+        return f"{masks} left no token to draw after {self.num_output} tokens; allow more tokens or forbid fewer"
 
     def _draw_rule(self, banned: tuple[int, ...]) -> DrawRule:
         return DrawRule(
