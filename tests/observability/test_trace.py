@@ -13,7 +13,7 @@ from octavo.core.plan import Admission, SampledToken, ScheduledChunk, StepPlan, 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.observability.metrics import Metrics, Summary, TimedRing
-from octavo.observability.trace import Tracer
+from octavo.observability.trace import DecodeRun, RequestTrace, Tracer
 
 
 def request(request_id: str, arrival_s: float = 0.0) -> Request:
@@ -70,6 +70,49 @@ def test_old_requests_and_steps_are_forgotten_within_bounds() -> None:
         step(tracer, index, index, 1, "decode", float(index))
     assert [s.step_id for s in tracer.steps()] == [2, 3, 4]
     assert [s.step_id for s in tracer.steps(since=2, limit=1)] == [4]
+
+
+@pytest.mark.parametrize("way", ["by the step", "from outside", "in a step that failed", "by an error alone"])
+def test_ended_traces_are_let_go_of_with_the_runs_they_shared(way: str) -> None:
+    """Each leaves 53 events, 50 of them decode steps, and 200 are kept: three requests and what is over."""
+    tracer, step_id = Tracer(Metrics(), max_ended_events=200), 0
+    for index in range(20):
+        name = f"{way} {index}"
+        tracer.submitted(request(name), 0.0)
+        for remaining in range(49, -1, -1):
+            chunk = ScheduledChunk(request_id=name, start=step_id, token_ids=[0], block_ids=())
+            last = remaining == 0 and way != "from outside"
+            finish = None if not last else "length" if way == "by the step" else "error"
+            token = SampledToken(token_id=1) if finish != "error" else None
+            event = TokenEvent(request_id=name, token=token, finish_reason=finish)  # type: ignore[arg-type]
+            result = StepResult(step_id=step_id, tokens=(token,), failed={0: "not_finite"} if finish == "error" else {})
+            crashed = last and way == "in a step that failed"
+            tracer.step(StepPlan(step_id=step_id, chunks=(chunk,)), None if crashed else result, [event], step_id + 1.0)
+            step_id += 1
+        if way == "from outside":
+            tracer.finished(TokenEvent(request_id=name, finish_reason="abort"), step_id + 1.0)
+        kept = list(tracer.requests())
+        assert sum(len(trace) for trace in kept) <= 200
+        assert all(trace.ended_s is not None for trace in kept), "nobody is live"
+        del kept
+    gc.collect()
+    living = [thing for thing in gc.get_objects() if isinstance(thing, RequestTrace | DecodeRun)]
+    traces = {trace.request_id for trace in living if isinstance(trace, RequestTrace)}
+    runs = {name for run in living if isinstance(run, DecodeRun) for name in run.request_ids}
+    newest = {f"{way} {index}" for index in (17, 18, 19)}
+    assert {name for name in traces if name.startswith(way)} == newest
+    assert {name for name in runs if name.startswith(way)} == newest
+
+
+def test_the_default_bound_on_ended_traces_holds() -> None:
+    tracer = Tracer(Metrics())
+    for index in range(10):
+        tracer.submitted(request(f"r{index}"), 0.0)
+        trace = tracer.request(f"r{index}")
+        assert trace is not None
+        trace._num_run_steps = 50_000  # as if it had decoded so often
+        tracer.finished(TokenEvent(request_id=f"r{index}", finish_reason="abort"), 1.0)
+    assert [trace.request_id for trace in tracer.requests()] == ["r7", "r8", "r9"]
 
 
 def test_an_ended_request_keeps_its_facts_but_not_its_prompt() -> None:
