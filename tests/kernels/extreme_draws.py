@@ -105,3 +105,15 @@ def boundary_rule(fields: dict[str, object], left: int, position: int) -> DrawRu
 #: XTC among four equally likely tokens: at the threshold counts as above it, and the highest id stays.
 XTC_AT_THE_THRESHOLD = SamplingParams(xtc_probability=1.0, xtc_threshold=0.25)
 XTC_ABOVE_THE_THRESHOLD = SamplingParams(xtc_probability=1.0, xtc_threshold=0.25 + 2**-20)
+
+#: One likely token, one that weighs 0.0003 beside it and is needed to reach ``THIN_TOP_P``, and others just below. So a
+#: head of the likeliest tokens settles the draw, and 0.999 of the mass would be the first token alone.
+THIN_ROW = np.array([0.0, -8.0, *[-8.01] * 38], np.float32)
+_THIN_WEIGHTS = np.exp(THIN_ROW.astype(np.float64))
+THIN_TOP_P = float((1.0 + 0.5 * _THIN_WEIGHTS[1]) / _THIN_WEIGHTS.sum())
+
+
+def thin_rule(position: int, **more: object) -> DrawRule:
+    """A draw from ``THIN_ROW`` that takes token 1 if just tokens 0 and 1 are left."""
+    stream = next(s for s in range(10**6) if uniform(s, position) >= 1.0 - _THIN_WEIGHTS[1] / 2)
+    return DrawRule(params=SamplingParams(top_p=THIN_TOP_P, **more), stream=stream)  # type: ignore[arg-type]

@@ -237,6 +237,14 @@ def test_truncation_stops_at_the_token_that_reaches_the_mass(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_top_p_takes_the_unlikely_token_that_it_needs(isa: str) -> None:
+    more: list[dict[str, object]] = [{}, {"typical_p": 1 - 2**-53}, {"min_p": 1e-9}]
+    table = Rows.of(np.tile(extreme_draws.THIN_ROW, (len(more), 1)), isa)
+    got = table.run([extreme_draws.thin_rule(row + 1, **fields) for row, fields in enumerate(more)])
+    assert [token.token_id for token in got if isinstance(token, SampledToken)] == [1] * len(more)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 1 - 2**-53}, {"typical_p": 1 - 2**-53}], ids=str)
 def test_xtc_counts_a_token_at_the_threshold_as_above_it(isa: str, more: dict) -> None:
     # 32 tokens of which four are likely; the others have vanished

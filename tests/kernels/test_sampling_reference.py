@@ -183,6 +183,13 @@ def test_truncation_stops_at_the_token_that_reaches_the_mass(fields, left):
     assert token.token_id == left - 1
 
 
+@pytest.mark.parametrize("more", [{}, {"typical_p": 1 - 2**-53}, {"min_p": 1e-9}], ids=str)
+def test_top_p_takes_the_unlikely_token_that_it_needs(more):
+    token = ref.sample(extreme_draws.THIN_ROW, Draw.at(extreme_draws.thin_rule(1, **more), 1))
+    assert isinstance(token, SampledToken)
+    assert token.token_id == 1
+
+
 def test_xtc_counts_a_token_at_the_threshold_as_above_it():
     at, above = extreme_draws.XTC_AT_THE_THRESHOLD, extreme_draws.XTC_ABOVE_THE_THRESHOLD
     for params, drawn in ((at, {3}), (above, {0, 1, 2, 3})):

@@ -264,6 +264,14 @@ def test_truncation_stops_at_the_token_that_reaches_the_mass(fields, left):
     assert token.token_id == left - 1
 
 
+@pytest.mark.parametrize("more", [{}, {"typical_p": 1 - 2**-53}, {"min_p": 1e-9}], ids=str)
+def test_top_p_takes_the_unlikely_token_that_it_needs(more):
+    logits = torch.from_numpy(extreme_draws.THIN_ROW[None].copy())
+    [token] = fast.sample(logits, [Draw.at(extreme_draws.thin_rule(1, **more), 1)])
+    assert isinstance(token, SampledToken)
+    assert token.token_id == 1
+
+
 @pytest.mark.parametrize("more", [{}, {"top_k": 4}, {"top_p": 1 - 2**-53}, {"typical_p": 1 - 2**-53}], ids=str)
 def test_xtc_counts_a_token_at_the_threshold_as_above_it(more):
     for params, drawn in (
