@@ -89,7 +89,9 @@ def forbidden_tokens(
     history: Sequence[int], bad_words: Sequence[Sequence[int]], banned: Sequence[int]
 ) -> frozenset[int]:
     """Banned tokens, and the last token of each bad word whose other tokens end the history (prompt included)."""
-    completing = (word[-1] for word in bad_words if list(history[len(history) - len(word) + 1 :]) == list(word[:-1]))
+    last = history[-1] if history else None  # looked at first: of hundreds of words few begin to be completed
+    begun = (word for word in bad_words if len(word) == 1 or word[-2] == last)
+    completing = (word[-1] for word in begun if list(history[len(history) - len(word) + 1 :]) == list(word[:-1]))
     return frozenset(banned) | frozenset(completing)
 
 
