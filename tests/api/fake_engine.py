@@ -26,6 +26,7 @@ class ByteTokenizer:
     """Token id = byte; 256 and 257 are control tokens."""
 
     vocab_size = 258
+    adds_space_prefix = False
     eos_token_ids = frozenset({EOS})
 
     def token_bytes(self, token_id: int) -> bytes:

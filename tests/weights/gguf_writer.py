@@ -211,6 +211,28 @@ def tokenizer_metadata(vocab_size: int) -> dict[str, object]:
     }
 
 
+#: Words of ``sentencepiece_metadata``, from id 259 on: behind <unk>, <s>, </s> and the 256 bytes.
+SENTENCEPIECE_PIECES = ("▁", "a", "b", "c", "l", "o", "▁a", "ab", "bc", "abc", "aa", "aaa", "▁ab", "lo", "▁▁")
+
+
+def sentencepiece_metadata(vocab_size: int) -> dict[str, object]:
+    """SentencePiece with byte fallback: writes BOS and a space before a text. Unused tokens up to ``vocab_size``."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    unused = [f"<unused{i}>" for i in range(vocab_size - 259 - len(SENTENCEPIECE_PIECES))]
+    scores = [0.0] * 259 + [-1000.0] * 6 + [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -2.0, -8.0, -9.0]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * len(SENTENCEPIECE_PIECES), *[5] * len(unused)]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *bytes_, *SENTENCEPIECE_PIECES, *unused],
+        "tokenizer.ggml.scores": scores + [-10000.0] * len(unused),
+        "tokenizer.ggml.token_type": [Typed(5, kind) for kind in kinds],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
 def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """Rotate-half rows [heads * head_dim, ...] -> llama GGUF order: rows j and j + half become neighbours."""
     head_dim = len(rows) // num_heads

@@ -19,6 +19,10 @@ class TokenTable(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def adds_space_prefix(self) -> bool:
+        """Whether a text is encoded with a space before it, as SentencePiece does."""
+
     def token_bytes(self, token_id: int, /) -> bytes:
         """The bytes a token stands for; of a control token, those of its name."""
 

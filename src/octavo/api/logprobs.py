@@ -9,7 +9,8 @@ A token that is only part of a character is written as OpenAI does: ``bytes:\\xe
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from json.encoder import encode_basestring
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from octavo.core.plan import SampledToken
 #: JSON has no -inf; OpenAI writes this for "impossible".
 LOWEST = -9999.0
 
+_SPACES, _WHITE_SPACE = re.compile(" *"), re.compile(r"\s*")
 _LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
@@ -91,12 +93,11 @@ class CompletionLogprobs:
     token inside a character has the offset of that character.
     """
 
-    def __init__(self, texts: TokenTexts, *, echoed: str = "") -> None:
-        """echoed: the prompt's text, if it is part of the choice's."""
+    def __init__(self, texts: TokenTexts, *, start: int = 0) -> None:
+        """start: where the answer begins in the choice's text: behind the prompt, if it is echoed."""
         self._texts = texts
-        self._echoed = echoed
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._offset = start
         self._clear()
 
     def _clear(self) -> None:
@@ -105,13 +106,18 @@ class CompletionLogprobs:
         self._top: list[str] = []
         self._offsets: list[str] = []
 
-    def add(self, token: SampledToken, *, num_top: int) -> None:
-        """Append one token. num_top: alternatives asked for; the token itself comes on top of them."""
+    def add(self, token: SampledToken, *, num_top: int, offset: int | None = None) -> None:
+        """Append one token.
+
+        num_top: alternatives asked for; the token itself comes on top of them
+        offset:  of a token of the prompt (``prompt_offsets``); None for the answer's next
+        """
         text = self._texts[token.token_id]
         self._tokens.append(text.token)
         self._logprobs.append(json_number(token.logprob))
-        self._offsets.append(str(self._offset))
-        self._offset += self._num_chars(text)
+        self._offsets.append(str(self._offset if offset is None else offset))
+        if offset is None and not text.is_control:
+            self._offset += len(self._decoder.decode(text.raw))
         if num_top == 0 or token.logprob is None:  # the first token of a prompt has no logprob
             self._top.append("null")
             return
@@ -121,12 +127,6 @@ class CompletionLogprobs:
             top.setdefault(self._texts[token_id].token, json_number(logprob))
         self._top.append("{" + ",".join(f"{name}:{logprob}" for name, logprob in top.items()) + "}")
 
-    def _num_chars(self, text: TokenText) -> int:
-        if not text.is_control:
-            return len(self._decoder.decode(text.raw))
-        name = text.raw.decode("utf-8", "replace")  # in a prompt, a control token may be written out
-        return len(name) if name and self._echoed.startswith(name, self._offset) else 0
-
     def take(self) -> str:
         """The JSON object of what was added since the last call."""
         found = (
@@ -135,6 +135,63 @@ class CompletionLogprobs:
         )
         self._clear()
         return found
+
+
+def prompt_offsets(tokens: TokenTable, prompt: Sequence[int], text: str, *, typed: bool) -> list[int]:
+    """Where in ``text``, the echo of a prompt, each of its tokens begins; see ``CompletionLogprobs``.
+
+    typed: ``text`` is what the client wrote and the tokens were made from. Control tokens but BOS are then written out
+           in it, and what a SentencePiece tokenizer put in is not there: a space before each piece between special
+           tokens. Otherwise ``text`` is ``tokens.decode(prompt)``: no control tokens, and without its first space.
+    """
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    offsets: list[int] = []
+    at, piece_may_begin = 0, tokens.adds_space_prefix
+    for index, token_id in enumerate(prompt):
+        raw = tokens.token_bytes(token_id)
+        if tokens.is_control(token_id):
+            start, at = _control_span(raw.decode("utf-8", "replace"), text, at, index) if typed else (at, at)
+            offsets.append(start)
+            piece_may_begin |= typed and tokens.adds_space_prefix
+            continue
+        offsets.append(at)
+        if (
+            piece_may_begin
+            and raw.startswith(b" ")
+            and (not typed or _has_one_space_more(tokens, prompt, index, text, at))
+        ):
+            at -= 1  # for the space that counts in ``raw`` alone
+        if raw:
+            # Inside a run of spaces it is settled whether one of them is an addition.
+            piece_may_begin = typed and tokens.adds_space_prefix and raw.strip(b" ") != b""
+        at = min(at + len(decode(raw)), len(text))
+    return offsets
+
+
+def _control_span(name: str, text: str, at: int, index: int) -> tuple[int, int]:
+    """Start and end of a control token in a typed text, behind white space that it may have swallowed.
+
+    Not written out are a BOS that the tokenizer put in front, and the token that stands for an unknown character.
+    """
+    if text.startswith(name, at):
+        return at, at + len(name)
+    behind_space = _WHITE_SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
+    if index > 0 and text.startswith(name, behind_space):
+        return behind_space, behind_space + len(name)
+    return at, min(at + min(index, 1), len(text))
+
+
+def _has_one_space_more(tokens: TokenTable, prompt: Sequence[int], index: int, text: str, at: int) -> bool:
+    """Whether the tokens from ``index`` on begin with more spaces than ``text[at:]``."""
+    num_spaces = 0
+    for position in range(index, len(prompt)):
+        token_id = prompt[position]
+        raw = b"" if tokens.is_control(token_id) else tokens.token_bytes(token_id)
+        num_leading = len(raw) - len(raw.lstrip(b" "))
+        num_spaces += num_leading
+        if num_leading < len(raw) or not raw:
+            break
+    return num_spaces > _SPACES.match(text, at).end() - at  # type: ignore[union-attr]  # it matches anything
 
 
 def prompt_logprobs(tokens: Iterable[SampledToken], texts: TokenTexts) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import NamedTuple
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from octavo.api.auth import Client
 from octavo.api.engine_protocol import OutputStream
 from octavo.api.generation import Generation, News, sliced
 from octavo.api.json_body import body_schema, read_json
-from octavo.api.logprobs import CompletionLogprobs, json_string, prompt_logprobs
+from octavo.api.logprobs import CompletionLogprobs, json_string, prompt_logprobs, prompt_offsets
 from octavo.api.response_text import Choice, finish_fields, head, id_list, new_id
 from octavo.api.schemas_completions import DEFAULT_MAX_TOKENS, CompletionRequest, Prompt
 from octavo.api.service import Service, client_of, service_of
@@ -41,6 +42,13 @@ async def create_completion(request: Request) -> Response:
     return await until_disconnect(request.receive, answer.abort, answer.whole(client))
 
 
+class _Echo(NamedTuple):
+    """A prompt as part of the answer."""
+
+    text: str = ""
+    offsets: Sequence[int] = ()  # of its tokens in the text, where logprobs are wanted
+
+
 class CompletionAnswer:
     """One request's way from prompts to JSON. Choice = prompt index * n + choice index."""
 
@@ -50,7 +58,7 @@ class CompletionAnswer:
         self.id = new_id("cmpl")
         self.request_ids: list[str] = []  # the engine's, one per prompt
         self._prompts: list[Sequence[int]] = []
-        self._echoes: list[str] = []  # per prompt: its text, where it is part of the answer
+        self._echoes: list[_Echo] = []  # one per prompt
         self._generation: Generation | None = None
 
     def abort(self) -> None:
@@ -62,7 +70,9 @@ class CompletionAnswer:
         """Tokenise and submit every prompt, or none. Raises what is wrong, before anything has been answered."""
         fields, service = self._fields, self._service
         self._prompts = await asyncio.gather(*map(self._encode, fields.prompts))
-        self._echoes = await asyncio.gather(*map(self._echo, fields.prompts))
+        self._echoes = [_Echo()] * len(self._prompts)
+        if fields.echo:
+            self._echoes = await asyncio.gather(*map(self._echo, fields.prompts, self._prompts))
         sampling = await service.sampling_params(
             fields,
             max_tokens=fields.max_tokens,
@@ -89,10 +99,16 @@ class CompletionAnswer:
         add_bos = None if self._fields.add_special_tokens else False
         return await self._service.engine.encode(prompt, add_bos=add_bos)
 
-    async def _echo(self, prompt: Prompt) -> str:
-        if not self._fields.echo:
-            return ""
-        return prompt if isinstance(prompt, str) else await asyncio.to_thread(self._decode, prompt)
+    async def _echo(self, prompt: Prompt, token_ids: Sequence[int]) -> _Echo:
+        return await asyncio.to_thread(self._echo_now, prompt, token_ids)
+
+    def _echo_now(self, prompt: Prompt, token_ids: Sequence[int]) -> _Echo:
+        """For a worker thread: Python all the way, a microsecond or two per token."""
+        typed = isinstance(prompt, str)
+        text = prompt if isinstance(prompt, str) else self._decode(prompt)
+        if not self._echoes_logprobs:
+            return _Echo(text)
+        return _Echo(text, prompt_offsets(self._service.engine.tokenizer, token_ids, text, typed=typed))
 
     def _decode(self, prompt: Sequence[int]) -> str:
         tokenizer = self._service.engine.tokenizer
@@ -118,17 +134,17 @@ class CompletionAnswer:
         return self._fields.echo and self._fields.logprobs is not None
 
     def _logprobs(self, choice: int) -> CompletionLogprobs:
-        return CompletionLogprobs(self._service.token_texts, echoed=self._echoes[choice // self._fields.n])
+        return CompletionLogprobs(self._service.token_texts, start=len(self._echoes[choice // self._fields.n].text))
 
     async def _add_prompt_logprobs(
         self, logprobs: CompletionLogprobs, prompt: int, tokens: Sequence[SampledToken]
     ) -> None:
         """The echoed prompt's part of the arrays. tokens: of its positions 1, 2, ..."""
-        num_top = self._fields.logprobs or 0
-        logprobs.add(SampledToken(token_id=self._prompts[prompt][0]), num_top=num_top)
+        num_top, offsets = self._fields.logprobs or 0, iter(self._echoes[prompt].offsets)
+        logprobs.add(SampledToken(token_id=self._prompts[prompt][0]), num_top=num_top, offset=next(offsets))
         async for piece in sliced(tokens):
             for token in piece:
-                logprobs.add(token, num_top=num_top)
+                logprobs.add(token, num_top=num_top, offset=next(offsets))
 
     async def whole(self, client: Client) -> Response:
         """The answer in one piece."""
@@ -165,7 +181,7 @@ class CompletionAnswer:
 
     def _choice(self, index: int, choice: Choice, array: CompletionLogprobs, of_prompt: list[str]) -> str:
         fields, prompt = self._fields, index // self._fields.n
-        text = json_string(self._echoes[prompt] + "".join(choice.texts))
+        text = json_string(self._echoes[prompt].text + "".join(choice.texts))
         logprobs = array.take() if fields.logprobs is not None else "null"
         extra = f',"prompt_logprobs":[{",".join(of_prompt)}]' if fields.prompt_logprobs is not None else ""
         if fields.return_token_ids:
@@ -199,7 +215,7 @@ class CompletionAnswer:
     def _piece(self, choice: int, output: RequestOutput, array: CompletionLogprobs, *, is_first: bool) -> str | None:
         """The fields of a chunk's choice, after its index; None if there is nothing to tell."""
         fields, prompt = self._fields, choice // self._fields.n
-        text = self._echoes[prompt] + output.text if is_first else output.text
+        text = self._echoes[prompt].text + output.text if is_first else output.text
         for token in output.logprobs or ():
             array.add(token, num_top=fields.logprobs or 0)
         has_news = text or (output.token_ids and (fields.logprobs is not None or fields.return_token_ids))
