@@ -122,9 +122,7 @@ class LLM:
         progress: bool = False,
     ) -> Any:
         """Answer one conversation (returns its GenerateResult) or several (returns a list of them)."""
-        template = self._engine.chat_template
-        if template is None:
-            raise InvalidRequest(f"{self._engine.config.model_name} has no chat template; use generate()")
+        template = self._engine.require_chat_template()
         one = bool(conversations) and isinstance(conversations[0], Mapping)
         many: Iterable[Messages] = [conversations] if one else conversations  # type: ignore[list-item, assignment]
         results = self._run([template.encode(messages) for messages in many], sampling, n, progress)

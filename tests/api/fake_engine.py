@@ -259,7 +259,7 @@ class FakeEngine:
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
         await asyncio.sleep(0)
         if not self.has_chat_template:
-            raise InvalidRequest("fake has no chat template", param="messages")
+            raise InvalidRequest("fake cannot chat: its chat template is missing", param="messages")
         self.chats.append((messages, template_kwargs))
         return [START, *"".join(f"{m['role']}:{m['content']}\n" for m in messages).encode()]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,53 +10,17 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from real_engine import talk_to
 from wire import COMPLETIONS, answer_of, events_of
 
-from octavo.api import create_app
 from octavo.api.logprobs import prompt_offsets
-from octavo.core.config import EngineConfig, ServerConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.text.tokenizer import Tokenizer
-from weights.gguf_writer import SENTENCEPIECE_PIECES, random_llama, sentencepiece_metadata
+from weights.gguf_writer import SENTENCEPIECE_PIECES, sentencepiece_metadata
 
 BOS = 1
 IDS = {piece: 259 + index for index, piece in enumerate(SENTENCEPIECE_PIECES)}
 BYTE = 3  # id of the token for byte 0
-Talk = Callable[[httpx.AsyncClient, AsyncEngine], Awaitable[None]]
-
-
-@pytest.fixture(scope="module")
-def sentencepiece_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "sentencepiece.gguf"
-    random_llama(path, seed=3, vocab_size=288, extra_metadata=sentencepiece_metadata(288))
-    return path
-
-
-@pytest.fixture(scope="module")
-def byte_level_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "byte_level.gguf"
-    random_llama(path, seed=3)
-    return path
-
-
-@asynccontextmanager
-async def served(path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, AsyncEngine]]:
-    engine = AsyncEngine(EngineConfig(model=str(path), max_model_len=128, max_num_seqs=8))
-    await engine.start()
-    try:
-        transport = httpx.ASGITransport(create_app(engine, ServerConfig()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
-            yield http, engine
-    finally:
-        await engine.stop()
-
-
-def talk_to(path: Path, talk: Talk) -> None:
-    async def run() -> None:
-        async with served(path) as (http, engine):
-            await talk(http, engine)
-
-    asyncio.run(run())
 
 
 async def choices_of(http: httpx.AsyncClient, prompt: Any, *, stream: bool, **fields: Any) -> list[dict[str, Any]]:

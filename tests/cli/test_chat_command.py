@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,8 +72,8 @@ def test_a_question_too_long_for_the_context_leaves_the_conversation_as_it_was(f
 
 def test_a_model_without_a_chat_template_is_refused_with_a_way_out(fake_engine: Any) -> None:
     engine = fake_engine(lambda prompt: [1])
-    engine.chat_template = None
-    with pytest.raises(ConfigError, match="fake has no chat template; use 'octavo complete'"):
+    engine.chat_template, engine.config = None, replace(engine.config, chat_template="missing")
+    with pytest.raises(ConfigError, match="its chat template is missing; use 'octavo complete'"):
         Conversation(engine, GREEDY)
 
 

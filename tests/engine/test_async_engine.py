@@ -79,7 +79,7 @@ def load(runner: Runner) -> Callable[[EngineConfig], LoadedEngine]:
         config = ResolvedConfig(
             wish=wish, model_path="", model_name="toy", backend="none", device="none", dtype="", kv_dtype="", threads=1,
             max_model_len=64, max_num_seqs=wish.max_num_seqs, block_size=4, num_blocks=64, kv_cache_bytes=0,
-            vocab_size=VOCAB, eos_token_ids=frozenset({0}), system_fingerprint="",
+            vocab_size=VOCAB, eos_token_ids=frozenset({0}), system_fingerprint="", chat_template="missing",
         )  # fmt: skip
         core = EngineCore(
             Scheduler.from_config(wish, num_blocks=config.num_blocks, max_model_len=config.max_model_len),
@@ -279,7 +279,7 @@ def test_what_cannot_be_served_is_refused_before_it_is_queued() -> None:
             engine.submit([128], params(), request_id="r")
         with pytest.raises(InvalidRequest, match="n is 17"):
             engine.submit([1], params(), request_id="r", n=17)
-        with pytest.raises(InvalidRequest, match="no chat template"):
+        with pytest.raises(InvalidRequest, match="chat template is missing"):
             await engine.encode_chat([{"role": "user", "content": "hi"}])
         runner.gate.clear()
         stream = engine.submit([1], params(), request_id="r")

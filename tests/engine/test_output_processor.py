@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import codecs
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,8 +56,18 @@ texts = st.lists(st.integers(1, TOKENIZER.vocab_size - 1), max_size=30)
 stops = st.lists(st.sampled_from(["stop", "op", "€", "é", "tst", "\ufffd", "x"]), max_size=3, unique=True).map(tuple)
 
 
+def num_drawn(ids: list[int], stop: tuple[str, ...]) -> int:
+    """Tokens up to the first with which a stop string is complete."""
+    decoder, known = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for count, token in enumerate(ids, 1):
+        known += decoder.decode(TOKENIZER.pieces[token], count == len(ids))
+        if any(s in known for s in stop):
+            return count
+    return len(ids)
+
+
 @given(ids=texts, stop=stops, include=st.booleans())
-def test_text_tokens_and_usage_are_cut_alike_at_the_first_stop_string(
+def test_text_and_tokens_are_cut_alike_at_the_first_stop_string_and_all_drawn_are_counted(
     ids: list[int], stop: tuple[str, ...], include: bool
 ) -> None:
     ids = [*ids, 1 + ord("z")]
@@ -66,12 +78,13 @@ def test_text_tokens_and_usage_are_cut_alike_at_the_first_stop_string(
     found = [(whole.find(s), -len(s), s) for s in stop if s in whole]
     last = outputs[-1]
     assert last.usage is not None
-    assert last.usage.completion_tokens == len(tokens)
     assert tokens == ids[: len(tokens)]
     assert [t.token_id for output in outputs for t in output.logprobs or ()] == tokens
     if not found:
         assert (text, tokens, last.finish_reason) == (whole, ids, "length")
+        assert last.usage.completion_tokens == len(ids)
         return
+    assert last.usage.completion_tokens == num_drawn(ids, stop), "all up to the one that completed the stop string"
     assert last.finish_reason == "stop"
     assert last.stop_reason in stop
     at = whole.find(str(last.stop_reason))

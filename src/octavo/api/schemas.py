@@ -114,7 +114,7 @@ class CommonFields(BaseModel):
     typical_p: float = 1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
-    seed: Int | None = None
+    seed: Int | None = None  # -1: random
     # penalties
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

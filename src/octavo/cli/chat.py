@@ -74,7 +74,8 @@ class Conversation:
         """Raises ConfigError if the model has no chat template."""
         if engine.chat_template is None:
             raise ConfigError(
-                f"{engine.config.model_name} has no chat template; use 'octavo complete', or give --chat-template"
+                f"{engine.config.model_name} cannot chat: its chat template is {engine.config.chat_template}; "
+                "use 'octavo complete', or give --chat-template"
             )
         self._engine = engine
         self._template = engine.chat_template

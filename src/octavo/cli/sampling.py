@@ -17,7 +17,7 @@ Temperature = Annotated[float, typer.Option(metavar="X", help="0 takes the likel
 TopP = Annotated[float, typer.Option(metavar="X", help="Draw from the likeliest tokens that make up this share.")]
 TopK = Annotated[int, typer.Option(metavar="N", help="Draw from this many of the likeliest tokens; 0: all.")]
 MinP = Annotated[float, typer.Option(metavar="X", help="Drop tokens less likely than this share of the likeliest.")]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Same seed, same tokens. [default: a new one each time]")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Same seed, same tokens; -1: a new one. [default: -1]")]
 Stop = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="End where this text would come; may be given more than once.")
 ]

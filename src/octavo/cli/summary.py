@@ -16,7 +16,6 @@ def resolved_rows(config: ResolvedConfig) -> Rows:
     pool_tokens = config.num_blocks * config.block_size
     chunks = f"fixed chunks of {wish.chunk_size}" if wish.chunking == "fixed" else "adaptive chunks"
     numerics = f", {wish.numerics} numerics" if config.backend == "native" else ""
-    template = "the model's own" if wish.chat_template is None else wish.chat_template
     rows = [
         ("model", config.model_name),
         ("path", config.model_path),
@@ -34,7 +33,7 @@ def resolved_rows(config: ResolvedConfig) -> Rows:
         ("batch", f"up to {config.max_num_seqs} sequences, {wish.max_num_batched_tokens:,} tokens per step"),
         ("scheduling", f"{wish.policy}, {chunks}, {wish.step_mode} steps"),
         ("prefix cache", "on" if wish.enable_prefix_caching else "off"),
-        ("chat template", template),
+        ("chat template", config.chat_template),
         ("fingerprint", config.system_fingerprint),
     ]
     return rows + [("note", note) for note in config.notes]

@@ -158,4 +158,5 @@ class ResolvedConfig:
     eos_token_ids: frozenset[int]
     system_fingerprint: str
     weights_bytes: int = 0
+    chat_template: str = "the model's own"  # or its file, or why there is none
     notes: tuple[str, ...] = ()  # what was decided and why, one line each

@@ -13,7 +13,7 @@ class Usage:
     """Token counts of one sequence."""
 
     prompt_tokens: int
-    completion_tokens: int
+    completion_tokens: int  # drawn: the one that ended it and those that a stop string cut count too
     cached_tokens: int  # prompt tokens whose KV was not computed again
 
 

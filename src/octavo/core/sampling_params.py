@@ -49,7 +49,7 @@ class SamplingParams:
     min_p: float = 0.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
-    seed: int | None = None  # None: drawn from the OS at submission and kept
+    seed: int | None = None  # None or -1: drawn from the OS at submission and kept
     # stopping
     max_tokens: int | None = None  # None: what is left of the context
     min_tokens: int = 0  # stop tokens are masked before this many
@@ -93,6 +93,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and ok(value)):
                 raise InvalidRequest(f"{name} is {value!r} but must be {wanted}", param=name)
+        if self.seed == -1:  # as in vLLM and llama.cpp; other negative numbers are seeds
+            object.__setattr__(self, "seed", None)
         self._check_lists()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(

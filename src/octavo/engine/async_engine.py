@@ -192,13 +192,8 @@ class AsyncEngine:
         return await self._in_worker(lambda: tokenizer.encode(text, parse_special=parse_special, add_bos=add_bos))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
-        """Token ids of a rendered chat. InvalidRequest if the template refuses it or the model has none."""
-        template = self.loaded.chat_template
-        if template is None:
-            raise InvalidRequest(
-                f"{self.config.model_name} has no chat template; use /v1/completions, or start with --chat-template",
-                param="messages",
-            )
+        """Token ids of a rendered chat. InvalidRequest if the template refuses it or there is none."""
+        template = self.loaded.require_chat_template()
         return await self._in_worker(lambda: template.encode(messages, **template_kwargs))
 
     def submit(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from octavo._version import __version__
 from octavo.core.config import EngineConfig, ResolvedConfig
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, InvalidRequest, ModelFileError
 from octavo.core.output import RequestOutput
 from octavo.core.request import Request
 from octavo.engine.engine_core import EngineCore
@@ -26,6 +26,7 @@ from octavo.model.weights.base import WeightSource
 from octavo.model.weights.gguf import GGUFWeights
 from octavo.model.weights.hub import resolve_model
 from octavo.model.weights.loader import check_complete, open_weights
+from octavo.model.weights.messages import plain
 from octavo.observability.metrics import Metrics
 from octavo.observability.trace import Tracer
 from octavo.scheduler.scheduler import Scheduler
@@ -41,11 +42,21 @@ class LoadedEngine:
 
     config: ResolvedConfig
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    chat_template: ChatTemplate | None  # None: there is none, or none that compiles; config.chat_template says which
     core: EngineCore
     processor: OutputProcessor
     runner: ModelRunner
     load_s: float
+
+    def require_chat_template(self) -> ChatTemplate:
+        """The chat template. Raises InvalidRequest with the reason if a chat cannot be rendered."""
+        if self.chat_template is None:
+            raise InvalidRequest(
+                f"{self.config.model_name} cannot chat: its chat template is {self.config.chat_template}; "
+                "use /v1/completions, or start with --chat-template",
+                param="messages",
+            )
+        return self.chat_template
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue the sequences of one call. If that raises, none of them is queued."""
@@ -104,6 +115,7 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
     check_complete(source, decoder.expected_tensors(source.config))
     tokenizer = _tokenizer(source, found.path)
     check_context(wish, source.config)
+    chat_template, which_template = _chat_template(wish, tokenizer)
     backend = create_backend(wish, source.config, num_cores=machine.num_cores)
     weights = decoder.weight_bytes(source, backend)
     check_weights_fit(source.config, weights, machine)
@@ -141,6 +153,7 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
         eos_token_ids=tokenizer.eos_token_ids,
         system_fingerprint=_fingerprint(backend.fingerprint, source.fingerprint),
         weights_bytes=cost.weights_bytes if cost is not None else 0,
+        chat_template=which_template,
         notes=pool.notes,
     )
     runner = ModelRunner(backend, block_size=wish.block_size, step_mode=wish.step_mode)
@@ -152,7 +165,7 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
     return LoadedEngine(
         config=config,
         tokenizer=tokenizer,
-        chat_template=_chat_template(wish, tokenizer),
+        chat_template=chat_template,
         core=core,
         processor=OutputProcessor(tokenizer, core.facts),
         runner=runner,
@@ -167,18 +180,29 @@ def _tokenizer(source: WeightSource, path: Path) -> Tokenizer:
     return Tokenizer.from_folder(path if path.is_dir() else path.parent)
 
 
-def _chat_template(wish: EngineConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The user's template, else the model's own, else none (a base model)."""
-    if wish.chat_template is None:
-        source = tokenizer.chat_template
-    else:
+def _chat_template(wish: EngineConfig, tokenizer: Tokenizer) -> tuple[ChatTemplate | None, str]:
+    """The user's template, else the model's own, and which one it is.
+
+    None for a base model, which has none, and for a model whose own does not compile: its completions are as good as
+    any. A broken template that the user asked for is a ConfigError.
+    """
+    source, which = tokenizer.chat_template, "the model's own"
+    if wish.chat_template is not None:
+        which = wish.chat_template
         try:
-            source = Path(wish.chat_template).read_text(encoding="utf-8")
+            source = Path(which).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"chat template {wish.chat_template}: {error}") from error
+            raise ConfigError(f"chat template {which}: {error}") from error
     if source is None:
-        return None
-    return ChatTemplate(source, tokenizer, allow_special_in_content=wish.allow_special_in_content)
+        return None, "missing"
+    try:
+        return ChatTemplate(source, tokenizer, allow_special_in_content=wish.allow_special_in_content), which
+    except ModelFileError as error:
+        if wish.chat_template is not None:
+            raise ConfigError(f"chat template {which}: {error}") from error
+        reason = plain(str(error))
+        logger.warning("%s: chats will be refused, completions served; or give --chat-template", reason)
+        return None, f"broken ({reason})"
 
 
 def _fingerprint(*parts: str) -> str:

@@ -43,7 +43,6 @@ class _SequenceText:
         "held",
         "matcher",
         "min_tokens",
-        "num_cut",
         "num_tokens",
         "prompt_logprobs",
         "released_chars",
@@ -63,8 +62,7 @@ class _SequenceText:
         self.matcher = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output) if params.stop else None
         self.held: deque[tuple[SampledToken, int, int]] = deque()  # (token, start, end) in characters of the whole text
         self.released_chars = 0
-        self.num_tokens = 0  # tokens drawn
-        self.num_cut = 0  # of these, behind a stop string
+        self.num_tokens = 0  # tokens drawn, also those that a stop string cut
         self.prompt_logprobs: list[SampledToken] = []  # not told yet
 
     @property
@@ -121,11 +119,6 @@ class _SequenceText:
         # without keywords: see hot_record
         return RequestOutput(self.request_id, self.choice_index, text, ids, logprobs, of_prompt)
 
-    @property
-    def num_released(self) -> int:
-        """Tokens handed out."""
-        return self.num_tokens - self.num_cut - len(self.held)
-
     def _take(self, *, cut: bool, everything: bool = False) -> list[SampledToken]:
         """Tokens that go out now: those whose characters all are out; at a cut, those that start before it."""
         taken = []
@@ -136,7 +129,6 @@ class _SequenceText:
             self.held.popleft()
             taken.append(token)
         if cut:
-            self.num_cut += len(self.held)
             self.held.clear()
         return taken
 
@@ -241,7 +233,7 @@ class OutputProcessor:
         cached_tokens, timings = self._facts(request.request_id, sequence.num_tokens)
         usage = Usage(
             prompt_tokens=len(request.prompt_token_ids),
-            completion_tokens=sequence.num_released,
+            completion_tokens=sequence.num_tokens,
             cached_tokens=cached_tokens,
         )
         output = sequence.output(text, tokens)

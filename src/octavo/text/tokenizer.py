@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from octavo.text.tokenizer_folder import read_folder_tokenizer
 from octavo.text.tokenizer_gguf import read_gguf_tokenizer
 from octavo.text.tokenizer_parts import TokenizerParts
 from octavo.text.vocabulary import CONTROL_KINDS, SpecialTokenMatcher, TokenKind, not_normal
+
+logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -52,6 +55,7 @@ class Tokenizer:
         for token_id in self.control_token_ids:
             self.visible_bytes_by_id[token_id] = b""
         self._encoder = parts.encoder
+        self._has_told_of_bos = False
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
@@ -68,7 +72,7 @@ class Tokenizer:
 
         parse_special: control tokens written out in ``text`` become that token; otherwise they are plain text.
                        User-defined tokens always count.
-        add_bos:       begin with ``bos_token_id``; None means as the model does
+        add_bos:       begin with ``bos_token_id``, unless the text does; None means as the model does
 
         Raises ``InvalidRequest`` for half surrogate pairs, which are no text.
         """
@@ -76,8 +80,20 @@ class Tokenizer:
         if add_bos is None:
             add_bos = self.add_bos
         matcher = self.special_tokens if parse_special else self._user_defined
-        ids = [self.bos_token_id] if add_bos and self.bos_token_id is not None else []
-        return ids + self.encode_pieces(matcher.split(text))
+        ids = self.encode_pieces(matcher.split(text))
+        bos = self.bos_token_id
+        if not add_bos or bos is None:
+            return ids
+        if bos in self.control_token_ids and ids[:1] == [bos]:  # written out by whoever renders templates himself
+            self._tell_of_bos(self._texts[bos])
+            return ids
+        return [bos, *ids]
+
+    def _tell_of_bos(self, name: str) -> None:
+        """Once: other engines put a second BOS in front."""
+        if not self._has_told_of_bos:
+            self._has_told_of_bos = True
+            logger.warning("a prompt begins with %r, which is added to every text: it was not doubled", name)
 
     def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
         """Ids of plain texts with token ids between them; nothing is looked for in the texts and no BOS is added."""
