@@ -139,7 +139,7 @@ class CommonFields(BaseModel):
     prompt_logprobs: Int | None = None
     return_token_ids: bool = False
     # scheduling
-    priority: Int = 0  # lower runs first
+    priority: Int | None = None  # lower runs first; who may ask for how much: ServerConfig.most_urgent_priority
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
 
     @classmethod

@@ -89,10 +89,23 @@ class Service:
             sampling,
             n=fields.n,
             request_id=request_id,
-            priority=fields.priority,
+            priority=self._priority(fields.priority, client),
             client=client.id,
             cache_salt=prefix_salt(client, fields.cache_salt, share=share),
         )
+
+    def _priority(self, wanted: int | None, client: Client) -> int:
+        """Raises InvalidRequest for more urgency than ``client`` may ask for: aging bounds waiting only by that."""
+        most_urgent = self.config.most_urgent_priority
+        if wanted is None:
+            return max(0, most_urgent)
+        if wanted < most_urgent and not client.is_admin:
+            raise InvalidRequest(
+                f"priority is {wanted} but must be {most_urgent} or more: lower runs first, and more urgency takes an "
+                "admin key or a server started with --most-urgent-priority",
+                param="priority",
+            )
+        return wanted
 
     async def _bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word's token ids at the start of a line and after a space, which are usually different tokens."""

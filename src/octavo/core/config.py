@@ -127,6 +127,13 @@ class ServerConfig:
     admin_key: tuple[str, ...] = _wish((), "Key that may see everybody's requests on the debug routes.")
     allowed_host: tuple[str, ...] = _wish((), "Further Host header values accepted on a loopback bind.")
     cors_origin: tuple[str, ...] = _wish((), "Browser origins that may call this server.")
+    most_urgent_priority: int = _wish(
+        0,
+        "Lowest number, that is most urgent priority, that a client without an admin key may ask for; what it does not "
+        "ask for is 0, or this if it is higher.",
+        low=-(2**31),
+        high=2**31 - 1,
+    )
     drain_s: float = _wish(10.0, "On shutdown, wait this long for running requests.", low=0, high=3600, unit="s")
     exit_on_engine_death: bool = _wish(
         True, "If the engine's thread ends, end the process too, with an error, so that a supervisor restarts it."
