@@ -54,7 +54,7 @@ class FakeStream:
         self.request_id = request_id
         self._pending: list[RequestOutput] = []
         self._news = asyncio.Event()
-        self._open = len(requests)
+        self._open = {request.request_id for request in requests}
         self._error: Exception | None = None
         self.task = asyncio.create_task(self._run(requests))
 
@@ -74,14 +74,15 @@ class FakeStream:
 
     def abort(self) -> None:
         if self._open:
-            self._open = 0
-            self._engine.aborted.append(self.request_id)
+            self._engine.aborted += sorted(self._open)
+            self._open.clear()
             self.task.cancel()
             self._engine.streams.discard(self)
             self._news.set()
 
     def fail(self, error: Exception) -> None:
-        self._error, self._open = error, 0
+        self._error = error
+        self._open.clear()
         self.task.cancel()
         self._news.set()
 
@@ -94,7 +95,7 @@ class FakeStream:
                 output = sequence.step()
                 if output.finish_reason is not None:
                     live.remove(sequence)
-                    self._open -= 1
+                    self._open.discard(sequence.request.request_id)
                 if output.text or output.token_ids or output.finish_reason:
                     self._pending.append(output)
                     self._news.set()
@@ -213,7 +214,7 @@ class FakeEngine:
         self.num_steps = 0
         self.requests: list[Request] = []
         self.chats: list[tuple[Any, dict[str, Any]]] = []
-        self.aborted: list[str] = []
+        self.aborted: list[str] = []  # sequences, of n > 1 each
         self.streams: set[FakeStream] = set()
 
     def _check_loaded(self) -> None:

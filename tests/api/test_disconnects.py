@@ -62,8 +62,9 @@ def test_all_prompts_and_choices_of_a_client_that_leaves_are_aborted(server: Liv
     sock = open_request(server, COMPLETIONS, prompt=["a", "b", "c"], n=2, ignore_eos=True, max_tokens=200)
     assert wait_for(lambda: server.engine.num_steps >= 3)
     sock.close()
-    assert wait_for(lambda: len(server.engine.aborted) == 3)
-    assert server.engine.streams == set()
+    assert wait_for(lambda: not server.engine.streams)
+    assert sorted(server.engine.aborted) == sorted(request.request_id for request in server.engine.requests)
+    assert len(server.engine.aborted) == 6
 
 
 def test_a_client_that_leaves_before_the_first_token_is_aborted(server: LiveServer) -> None:

@@ -16,6 +16,7 @@ from live_server import LiveServer, running_server, wait_for
 from wire import CHAT, COMPLETIONS, HELLO, answer_of, chat, complete, error_of, events_of
 
 from octavo.api import error_handlers
+from octavo.api.auth import Client, prefix_salt
 from octavo.api.json_body import parse_json
 from octavo.core.errors import (
     EngineUnavailable,
@@ -351,6 +352,26 @@ def test_keys_separate_clients_and_their_prefix_caches(keyed_server: LiveServer)
     salts = {a[1], b[1]} | {submitted_as(keyed_server, key, cache_salt="s")[1] for key in ("key-a", "key-b")}
     assert len(salts) == 4  # a salt adds to the client's, never replaces it
     assert b"" not in salts
+
+
+@given(
+    st.lists(st.tuples(st.text("ab1:", max_size=3), st.text("ab1:", min_size=1, max_size=3)), min_size=2, unique=True)
+)
+def test_no_two_pairs_of_client_and_salt_share_a_prefix_cache(pairs: list[tuple[str, str]]) -> None:
+    salts = {prefix_salt(Client(id=owner, is_admin=False), asked, share=False) for owner, asked in pairs}
+    assert len(salts) == len(pairs)
+
+
+def test_a_salt_that_spells_another_clients_id_opens_nothing(start_server: Callable[..., Any]) -> None:
+    """With admin keys alone, anybody may call; who knows the admin's id must not reach what the admin has cached."""
+    with start_server(admin_key=("root",)) as server:
+        server.wait_until_ready()
+        admin, salt = submitted_as(server, "root", cache_salt="s")
+        for guess in (admin, f"{admin}s", f"{len(admin)}:{admin}s", f"16:{admin}s"):
+            stranger = submitted_as(server, "nobody", cache_salt=guess)
+            assert stranger[0] == ""
+            assert stranger[1] != salt
+            assert stranger[1] != submitted_as(server, "root")[1]
 
 
 def test_shared_prefix_caches_keep_only_the_requested_salt(start_server: Callable[..., Any]) -> None:

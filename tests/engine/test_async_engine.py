@@ -166,6 +166,55 @@ def test_leaving_a_stream_ends_its_request_before_the_next_step() -> None:
     with_engine(test)
 
 
+@pytest.mark.parametrize("when", ["before the first step", "while all choices run", "when one has ended"])
+def test_leaving_a_stream_of_several_choices_ends_every_one(when: str) -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        stream = engine.submit([1, 2, 3], params(50), request_id="r", n=3)
+        together, execute = threading.Event(), runner.execute
+
+        def execute_and_hold(plan: StepPlan) -> StepResult:
+            if len(plan.chunks) == 3 and not together.is_set():
+                runner.gate.clear()
+                together.set()
+            return execute(plan)
+
+        if when != "before the first step":
+            runner.execute = execute_and_hold  # type: ignore[method-assign]
+            runner.gate.set()
+            await asyncio.to_thread(together.wait, 10)
+        expected, ended = {"r", "r#1", "r#2"}, list[str]()
+
+        def end_one(loaded: LoadedEngine) -> None:
+            loaded.core.finish("r#1", "abort")
+
+        if when == "when one has ended":
+            expected.remove("r#1")
+            engine._post(end_one)
+
+        def note_ends(loaded: LoadedEngine) -> None:
+            finish = loaded.core.finish
+
+            def finish_and_note(request_id: str, reason: Any) -> Any:
+                event = finish(request_id, reason)
+                ended.extend([request_id] if event is not None else [])
+                return event
+
+            loaded.core.finish = finish_and_note  # type: ignore[method-assign]
+
+        engine._post(note_ends)
+        stream.abort()
+        runner.gate.set()
+        running = await engine.inspect(lambda e: (e.core.scheduler.num_running, e.core.scheduler.num_waiting))
+        assert running == (0, 0)
+        assert set(ended) == expected
+        assert engine._streams == {}
+        assert (await engine.inspect(lambda e: e.core.scheduler.manager.stats())).pinned_blocks == 0
+        await collect(engine.submit([1, 2, 3], params(), request_id="r", n=3))  # the ids are free again
+
+    with_engine(test)
+
+
 def test_a_last_output_arrives_although_all_others_leave_in_the_same_step() -> None:
     async def test(engine: AsyncEngine, runner: Runner) -> None:
         runner.gate.clear()
