@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,14 +178,15 @@ def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 
 class _progress_bar:  # noqa: N801 - used like a function
-    """A rich progress bar counting sequences, or nothing."""
+    """A rich progress bar on standard error that counts sequences; nothing where that is no terminal."""
 
     def __init__(self, total: int, show: bool) -> None:
         self._bar = None
-        if show:
+        if show and sys.stderr.isatty():
+            from rich.console import Console
             from rich.progress import Progress
 
-            self._bar = Progress(transient=True)
+            self._bar = Progress(transient=True, console=Console(stderr=True))
             self._task = self._bar.add_task("generating", total=total)
 
     def __enter__(self) -> Any:

@@ -101,3 +101,28 @@ class FakeEngine:
 @pytest.fixture
 def fake_engine() -> type[FakeEngine]:
     return FakeEngine
+
+
+@pytest.fixture
+def config() -> ResolvedConfig:
+    """With names that are long and look like markup."""
+    return ResolvedConfig(
+        wish=EngineConfig(),
+        model_path="/models/a [bold] name/" + "x" * 90 + ".gguf",
+        model_name="tiny",
+        backend="torch",
+        device="cpu",
+        dtype="float32",
+        kv_dtype="float32",
+        threads=2,
+        max_model_len=2048,
+        max_num_seqs=64,
+        block_size=16,
+        num_blocks=1000,
+        kv_cache_bytes=3 << 29,
+        vocab_size=100,
+        eos_token_ids=frozenset({2}),
+        system_fingerprint="octavo_0123456789ab",
+        weights_bytes=98 << 20,
+        notes=("first note", "second note"),
+    )

@@ -7,53 +7,9 @@ import shlex
 
 import pytest
 
-from octavo.cli.console import facts_table, human_bytes
-from octavo.cli.serve import access, curl_line, server_rows
-from octavo.cli.summary import resolved_rows
-from octavo.core.config import EngineConfig, ResolvedConfig, ServerConfig
-
-
-@pytest.fixture
-def config() -> ResolvedConfig:
-    return ResolvedConfig(
-        wish=EngineConfig(),
-        model_path="/models/a [bold] name/" + "x" * 90 + ".gguf",
-        model_name="tiny",
-        backend="torch",
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
-        threads=2,
-        max_model_len=2048,
-        max_num_seqs=64,
-        block_size=16,
-        num_blocks=1000,
-        kv_cache_bytes=3 << 29,
-        vocab_size=100,
-        eos_token_ids=frozenset({2}),
-        system_fingerprint="octavo_0123456789ab",
-        weights_bytes=98 << 20,
-        notes=("first note", "second note"),
-    )
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_table_says_everything_that_was_decided_within_the_terminal(config: ResolvedConfig, width: int) -> None:
-    from io import StringIO
-
-    from rich.console import Console
-
-    out = StringIO()
-    rows = resolved_rows(config) + server_rows(ServerConfig(), "http://127.0.0.1:8000")
-    Console(file=out, width=width).print(facts_table("Ready", rows))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    text = out.getvalue()
-    for said in ("tiny", "[bold]", "98.0 MiB", "torch on cpu, float32, 2 threads", "1,000 blocks x 16 = 16,000 tokens"):
-        assert said in text
-    for said in ("1.5 GiB", "2,048 tokens per sequence", "up to 64 sequences", "fcfs", "first note", "second note"):
-        assert said in text
-    assert "http://127.0.0.1:8000/v1" in text
+from octavo.cli.console import human_bytes
+from octavo.cli.serve import access, curl_line
+from octavo.core.config import ResolvedConfig, ServerConfig
 
 
 def test_an_open_door_is_said_loudly_and_a_closed_one_is_not() -> None:

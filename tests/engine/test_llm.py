@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,20 @@ def test_results_come_in_the_order_of_the_prompts_whatever_their_number(llm: LLM
     assert [list(result.prompt_token_ids) for result in results] == prompts
     alone = [llm.generate(prompt, params)[0].completions[0].token_ids for prompt in prompts]
     assert [result.completions[0].token_ids for result in results] == alone
+
+
+def test_a_progress_bar_is_drawn_on_a_terminals_standard_error_and_nowhere_else(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    llm.generate(["a", "b"], params, progress=True)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    llm.generate(["a", "b"], params, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "generating" in err
 
 
 def test_each_prompt_may_have_its_own_parameters_and_several_choices(llm: LLM) -> None:

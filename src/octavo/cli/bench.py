@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli import bound
-from octavo.cli.console import console, remark
+from octavo.cli.console import remark
 from octavo.cli.flags import with_config
 from octavo.cli.sampling import Temperature
+from octavo.cli.tables import Table, show
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from octavo.cli.bench_latency import Lengths
     from octavo.cli.bench_throughput import CaseResult, ThroughputBench
     from octavo.engine.load import LoadedEngine
@@ -106,7 +105,7 @@ def throughput(
             remark(_progress(cases[-1]))
     finally:
         loaded.close()
-    console().print(throughput_table(cases, _title(loaded)))
+    show(throughput_table(cases, _title(loaded)))
     if json_file is not None:
         _save(json_file, loaded, _throughput_facts(bench, cases))
 
@@ -124,33 +123,32 @@ def _progress(case: CaseResult) -> str:
 
 
 def throughput_table(cases: Sequence[CaseResult], title: str) -> Table:
-    """Medians with their range, where a step's time goes, and the share of the best possible."""
+    """Medians with their range, the share of the best possible, and where a step's time goes."""
     import statistics
 
-    table = _table(
-        title,
-        *("case", "tokens/s", "min - max", "step ms", "forward ms", "sample ms", "rest ms", "best possible", "reached"),
-    )
+    def median_ms(seconds: list[float]) -> str:
+        return f"{statistics.median(seconds) * 1e3:.2f}"
+
+    rows = []
     for case in cases:
         rates = [repeat.tokens_per_s for repeat in case.repeats]
         steps = [step for repeat in case.repeats for step in repeat.steps]
-
-        def median_ms(seconds: list[float]) -> str:
-            return f"{statistics.median(seconds) * 1e3:.2f}"
-
         best, share = case.bound_tokens_per_s, case.share_of_bound
-        table.add_row(
+        row = (
             case.name,
             f"{case.tokens_per_s:,.1f}",
             f"{min(rates):,.1f} - {max(rates):,.1f}",
+            "-" if best is None else f"{best:,.0f} ({case.limit})",
+            "-" if share is None else f"{share * 100:.0f} %",
             median_ms([step.wall_s for step in steps]),
             median_ms([step.forward_s for step in steps]),
             median_ms([step.sample_s for step in steps]),
             median_ms([step.overhead_s for step in steps]),
-            "-" if best is None else f"{best:,.0f} ({case.limit})",
-            "-" if share is None else f"{share * 100:.0f} %",
         )
-    return table
+        rows.append(row)
+    figures = ("tokens/s", "min - max", "best possible", "reached")
+    times = ("step ms", "forward ms", "sample ms", "rest ms")
+    return Table(title=title, headings=("case", *figures, *times), rows=rows)
 
 
 def _throughput_facts(bench: ThroughputBench, cases: Sequence[CaseResult]) -> dict[str, Any]:
@@ -211,7 +209,7 @@ def latency(
     finally:
         loaded.close()
     figures = latencies(samples)
-    console().print(latency_table(figures, _title(loaded)))
+    show(latency_table(figures, _title(loaded)))
     wall_s = max(sample.token_times_s[-1] for sample in samples)
     tokens = sum(len(sample.token_times_s) for sample in samples)
     load = f"{request_rate:g} requests/s" if request_rate else f"{workload.concurrency} clients"
@@ -237,27 +235,15 @@ def _lengths(text: str) -> Lengths:
 
 def latency_table(figures: Mapping[str, Mapping[str, float] | None], title: str) -> Table:
     """One row per kind of latency, in milliseconds."""
-    table = _table(title, "ms", "samples", "mean", "P50", "P90", "P99", "max")
+    rows = []
     for name, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("itl_s", "ITL")):
         found = figures[name]
         if found is None:
-            table.add_row(label, "0", *["-"] * 5)
+            rows.append((label, "0", *["-"] * 5))
             continue
-        values = [f"{found[key] * 1e3:,.1f}" for key in ("mean", "p50", "p90", "p99", "max")]
-        table.add_row(label, f"{found['count']:.0f}", *values)
-    return table
-
-
-def _table(title: str, first: str, *others: str) -> Table:
-    from rich.box import ROUNDED
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=ROUNDED)
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right")
-    return table
+        values = (f"{found[key] * 1e3:,.1f}" for key in ("mean", "p50", "p90", "p99", "max"))
+        rows.append((label, f"{found['count']:.0f}", *values))
+    return Table(title=title, headings=("ms", "samples", "mean", "P50", "P90", "P99", "max"), rows=rows)
 
 
 def _save(path: Path, loaded: LoadedEngine, facts: dict[str, Any]) -> None:

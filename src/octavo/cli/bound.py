@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.cli.console import human_bytes
+from octavo.cli.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from octavo.kernels.base import MachineSpeed, ModelCost
 
 #: The cases that are shown and measured unless somebody asks for others.
@@ -112,13 +111,6 @@ def speed_rows(speed: MachineSpeed) -> list[tuple[str, str]]:
 
 def bound_table(cost: ModelCost, speed: MachineSpeed, *, max_model_len: int, chunk: int) -> Table:
     """The best possible figures of the usual cases that fit ``max_model_len``; prompts run ``chunk`` tokens a step."""
-    from rich.box import ROUNDED
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text("Best possible here", style="bold"), title_justify="left", box=ROUNDED)
-    for heading in ("case", "reads", "Gop", "bound by", "ms", "tokens/s"):
-        table.add_column(heading, justify="left" if heading in ("case", "bound by") else "right")
     cases = [
         (f"{streams} stream{'s' if streams > 1 else ''} at {CONTEXT}", streams, [bound])
         for streams in STREAMS
@@ -130,9 +122,10 @@ def bound_table(cost: ModelCost, speed: MachineSpeed, *, max_model_len: int, chu
         for tokens in PREFILLS
         if max_model_len >= tokens
     ]
+    rows = []
     for name, tokens, bounds in cases:
         seconds = sum(bound.seconds for bound in bounds)
-        table.add_row(
+        row = (
             name,
             human_bytes(sum(bound.bytes for bound in bounds)),
             f"{2e-9 * sum(bound.macs for bound in bounds):,.1f}",
@@ -140,4 +133,6 @@ def bound_table(cost: ModelCost, speed: MachineSpeed, *, max_model_len: int, chu
             f"{seconds * 1e3:,.2f}",
             f"{tokens / seconds:,.0f}",
         )
-    return table
+        rows.append(row)
+    headings = ("case", "reads", "Gop", "bound by", "ms", "tokens/s")
+    return Table(title="Best possible here", headings=headings, rows=rows, text=(0, 3))

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from octavo.cli.console import console, facts_table, human_bytes
+from octavo.cli.console import human_bytes
 from octavo.cli.flags import with_config
+from octavo.cli.tables import facts_table, show, show_line
 from octavo.core.config import EngineConfig
 from octavo.core.errors import DownloadError, OctavoError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from octavo.cli.host import Host
     from octavo.engine.load import LoadedEngine
 
@@ -41,29 +40,16 @@ def doctor(engine: EngineConfig) -> None:
     from octavo.cli.host import package_version, probe_host
 
     host = probe_host()
-    out = console()
     torch_version = package_version("torch")
     has_native = find_spec("octavo.kernels.native") is not None
     rows = [*host_rows(host), ("torch", torch_version or "not installed")]
     rows += [("native kernels", "installed" if has_native else "not installed")]
-    out.print(facts_table("Found", rows))
+    show(facts_table("Found", rows))
     failed = False
     for finding in _diagnose(engine, host, has_backend=has_native or torch_version is not None):
-        out.print(_finding_line(finding))
+        show_line(finding.level, finding.text, style=_STYLES[finding.level])
         failed = failed or finding.level == "FAIL"
     raise typer.Exit(1 if failed else 0)
-
-
-def _finding_line(finding: Finding) -> Table:
-    """The level, and beside it the text, wrapped within its column."""
-    from rich.table import Table
-    from rich.text import Text
-
-    line = Table.grid(padding=(0, 2))
-    line.add_column(no_wrap=True)
-    line.add_column(overflow="fold")
-    line.add_row(Text(finding.level, style=_STYLES[finding.level]), Text(finding.text))
-    return line
 
 
 def host_rows(host: Host) -> list[tuple[str, str]]:
@@ -154,10 +140,9 @@ def show_bound(loaded: LoadedEngine) -> None:
     cost, speed = backend.model_cost(), backend.measure_machine()
     if cost is None or speed is None:
         return
-    out = console()
-    out.print(facts_table("Measured", speed_rows(speed)))
     chunk = config.wish.max_num_batched_tokens
-    out.print(bound_table(cost, speed, max_model_len=config.max_model_len, chunk=chunk))
+    best = bound_table(cost, speed, max_model_len=config.max_model_len, chunk=chunk)
+    show(facts_table("Measured", speed_rows(speed)), best)
 
 
 def _examine(loaded: LoadedEngine, *, is_default: bool) -> Iterator[Finding]:
@@ -165,7 +150,7 @@ def _examine(loaded: LoadedEngine, *, is_default: bool) -> Iterator[Finding]:
     from octavo.cli.golden import check_golden, golden_prompts
     from octavo.cli.summary import resolved_rows
 
-    console().print(facts_table("Will be used", resolved_rows(loaded.config)))
+    show(facts_table("Will be used", resolved_rows(loaded.config)))
     yield Finding("PASS", f"the engine is ready {loaded.load_s:.1f} s after the start of loading")
     show_bound(loaded)
     if not is_default:

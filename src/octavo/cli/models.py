@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.console import console, human_bytes, remark
+from octavo.cli.console import human_bytes, remark
+from octavo.cli.tables import Table, show
+
+if TYPE_CHECKING:
+    from octavo.model.weights.cache import CachedModel
 
 _NAME = typer.Argument(metavar="MODEL", help="Alias, or hub id (org/name) with :file.gguf behind it if need be.")
 
@@ -39,15 +44,13 @@ def list_all(
             f"no models in {cache_root()} yet; fetch one with 'octavo pull MODEL': {', '.join(ALIASES)}, or a hub id"
         )
         return
-    from rich.box import ROUNDED
-    from rich.table import Table
+    show(models_table(held))
 
-    table = Table(box=ROUNDED)
-    for heading in ("name", "size", "source", "path"):
-        table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
-    for model in held:
-        table.add_row(model.name, human_bytes(model.num_bytes), model.source, str(model.path))
-    console().print(table)
+
+def models_table(held: Sequence[CachedModel]) -> Table:
+    """One row per model."""
+    rows = [(model.name, human_bytes(model.num_bytes), model.source, str(model.path)) for model in held]
+    return Table(headings=("name", "size", "source", "path"), rows=rows, text=(0, 2, 3))
 
 
 def rm(

@@ -8,9 +8,10 @@ import logging
 import shlex
 
 from octavo._version import __version__
-from octavo.cli.console import console, facts_table, remark
+from octavo.cli.console import remark
 from octavo.cli.flags import with_config
 from octavo.cli.summary import Rows, resolved_rows
+from octavo.cli.tables import facts_table, show
 from octavo.core.config import EngineConfig, ResolvedConfig, ServerConfig
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -45,12 +46,10 @@ def _serve(engine: EngineConfig, server: ServerConfig) -> None:
         gc.freeze()  # or each full collection would stop all threads to look through it: 40 ms on a slow core
         gc.enable()
         rows = resolved_rows(async_engine.config) + server_rows(server, url)
-        out = console()
         title = f"Ready after {async_engine.loaded.load_s:.1f} s"
-        out.print(facts_table(title, rows, alarming=("access",) if is_open_to_all(server) else ()))
+        show(facts_table(title, rows, alarming=("access",) if is_open_to_all(server) else ()))
         # outside the table and unwrapped, so that it can be copied
-        out.print(f"Try it:  {curl_line(async_engine.config, server, url)}", markup=False, soft_wrap=True)
-        out.file.flush()
+        print(f"Try it:  {curl_line(async_engine.config, server, url)}", flush=True)
 
     run(async_engine, server, sock=sock, on_ready=announce)
 
