@@ -180,9 +180,10 @@ class _Sequence:
 class FakeEngine:
     """Knobs are plain attributes; ``reset`` restores them."""
 
-    def __init__(self, *, max_model_len: int = 512, load_s: float = 0.0, **wish: Any) -> None:
+    def __init__(self, *, max_model_len: int = 512, **wish: Any) -> None:
         self.state, self.dead_reason = "loading", None
-        self.load_s, self.load_error = load_s, None
+        self.load_error: Exception | None = None
+        self.holds_loading = False
         self._config = ResolvedConfig(
             wish=EngineConfig(**wish),
             model_path="/nowhere/fake.gguf",
@@ -232,7 +233,8 @@ class FakeEngine:
         return self._tokenizer
 
     async def start(self) -> None:
-        await asyncio.sleep(self.load_s)
+        while self.holds_loading:  # noqa: ASYNC110 - another thread lets go
+            await asyncio.sleep(0.002)
         if self.load_error is not None:
             self.state = "dead"
             raise self.load_error

@@ -31,7 +31,7 @@ class LiveServer:
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        self.http = httpx.Client(base_url=self.url, timeout=10, verify=False)  # no TLS: skip its set-up
+        self.http = httpx.Client(base_url=self.url, timeout=60, verify=False)  # no TLS: skip its set-up
 
     def _run(self) -> None:
         try:
@@ -44,10 +44,10 @@ class LiveServer:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, num_bytes)
 
     def wait_until_ready(self) -> None:
-        assert self.ready.wait(5)
+        assert self.ready.wait(60)
 
     def join(self) -> None:
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ def running_server(engine: FakeEngine | None = None, **config: Any) -> Iterator[
         server.close()
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

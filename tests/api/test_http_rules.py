@@ -34,7 +34,7 @@ JSON = {"content-type": "application/json"}
 
 def raw_exchange(server: LiveServer, request: bytes) -> bytes:
     """What the server answers to these bytes, until it closes."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
         sock.sendall(request)
         answer = b""
         while part := sock.recv(65536):
@@ -254,7 +254,7 @@ def test_a_bug_is_a_500_without_details(server: LiveServer, caplog: pytest.LogCa
 def test_headers_without_end_are_refused_before_they_fill_memory(server: LiveServer) -> None:
     """16 MB of them: a few fit into socket buffers."""
     padding = b"x-padding: " + 16_000_000 * b"a"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
         sock.sendall(f"GET /health HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\n".encode())
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             sock.sendall(padding)

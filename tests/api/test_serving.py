@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ import httpx
 import pytest
 from fake_engine import FakeEngine
 from live_server import wait_for
-from wire import answer_of, chat, complete, error_of, events_of
+from wire import CHAT, HELLO, answer_of, chat, complete, error_of, events_of
 
 from octavo.api import bind, url
 from octavo.core.config import ServerConfig
@@ -26,7 +25,9 @@ from octavo.core.errors import ConfigError, ModelFileError
 
 
 def test_while_loading_everything_says_503_and_when_to_come_back(start_server: Callable[..., Any]) -> None:
-    with start_server(FakeEngine(load_s=0.5)) as server:
+    engine = FakeEngine()
+    engine.holds_loading = True
+    with start_server(engine) as server:
         for response in (
             server.http.get("/health"),
             server.http.get("/v1/models"),
@@ -36,6 +37,7 @@ def test_while_loading_everything_says_503_and_when_to_come_back(start_server: C
         ):
             assert error_of(response, 503)["code"] == "engine_unavailable"
             assert int(response.headers["retry-after"]) >= 1
+        engine.holds_loading = False
         server.wait_until_ready()
         assert answer_of(server.http.get("/health")) == {"status": "ready"}
         assert server.http.head("/health").status_code == 200
@@ -62,10 +64,11 @@ def test_streams_open_when_the_engine_dies_end_with_an_error_and_done(start_serv
     with start_server() as server:
         server.wait_until_ready()
         server.engine.step_s = 0.02
-        threading.Timer(0.1, server.engine.die, ["boom"]).start()
-        events = events_of(chat(server.http, stream=True, ignore_eos=True))
-        assert events[-1]["error"]["code"] == "engine_unavailable"
-        assert "boom" in events[-1]["error"]["message"]
+        running = BackgroundChat(server.http, max_tokens=400)
+        server.engine.die("boom")
+        running.join()
+        assert running.events[-1]["error"]["code"] == "engine_unavailable"
+        assert "boom" in running.events[-1]["error"]["message"]
 
 
 def test_a_port_in_use_says_so() -> None:
@@ -112,7 +115,7 @@ def server_process(drain_s: float) -> Iterator[tuple[subprocess.Popen[str], http
     )
     try:
         assert process.stdout is not None
-        with httpx.Client(base_url=process.stdout.readline().strip(), timeout=10) as http:
+        with httpx.Client(base_url=process.stdout.readline().strip(), timeout=60) as http:
             yield process, http
     finally:
         process.kill()
@@ -120,29 +123,37 @@ def server_process(drain_s: float) -> Iterator[tuple[subprocess.Popen[str], http
 
 
 class BackgroundChat(threading.Thread):
-    """A streamed chat, well under way."""
+    """A streamed chat that has begun to answer."""
 
     def __init__(self, http: httpx.Client, max_tokens: int) -> None:
         super().__init__()
         self.http, self.max_tokens = http, max_tokens
         self.events: list[Any] = []
+        self._has_begun = threading.Event()
         self.start()
-        time.sleep(0.3)
+        assert self._has_begun.wait(60)
 
     def run(self) -> None:
-        self.events = events_of(chat(self.http, stream=True, ignore_eos=True, max_tokens=self.max_tokens))
+        body = {"messages": HELLO, "stream": True, "ignore_eos": True, "max_tokens": self.max_tokens}
+        with self.http.stream("POST", CHAT, json=body) as response:
+            content = b""
+            for piece in response.iter_bytes():
+                content += piece
+                self._has_begun.set()
+        self.events = events_of(httpx.Response(response.status_code, headers=response.headers, content=content))
 
 
 def test_draining_lets_running_requests_finish_and_answers_new_ones_with_503(start_server: Callable[..., Any]) -> None:
     with start_server() as server:
         server.wait_until_ready()
         server.engine.step_s = 0.02
-        running = BackgroundChat(server.http, max_tokens=40)
+        running = BackgroundChat(server.http, max_tokens=400)
         server.server.handle_exit(signal.SIGTERM, None)
         assert wait_for(lambda: server.http.get("/health").status_code == 503)
         response = chat(server.http)
         assert "shutting down" in error_of(response, 503)["message"]
         assert response.headers["retry-after"]
+        server.engine.step_s = 0.0  # all has been seen: now it may end soon
         running.join()
         assert running.events[-1]["choices"][0]["finish_reason"] == "length"
         server.join()
@@ -173,7 +184,7 @@ def test_a_signal_drains_running_requests_finish_and_new_ones_get_503(sent: sign
         assert response.headers["retry-after"]
         running.join()
         assert running.events[-1]["choices"][0]["finish_reason"] == "length"
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "stopped cleanly" in out
         assert "Traceback" not in err
@@ -184,14 +195,12 @@ def test_a_signal_drains_running_requests_finish_and_new_ones_get_503(sent: sign
 def test_requests_that_do_not_finish_end_with_an_error(reason: str) -> None:
     second = reason == "a second signal came"
     with server_process(drain_s=60 if second else 0.2) as (process, http):
-        running = BackgroundChat(http, max_tokens=400)  # 8 s
-        started = time.monotonic()
+        running = BackgroundChat(http, max_tokens=400)  # 8 s: its error says that nobody waited for its end
         process.send_signal(signal.SIGINT)
         if second:
-            time.sleep(0.1)
+            assert wait_for(lambda: http.get("/health").status_code == 503)  # the first has been taken
             process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
-        assert time.monotonic() - started < 4
+        out, err = process.communicate(timeout=60)
         assert (process.returncode, "stopped cleanly" in out) == (0, True)
         assert "Traceback" not in err
         assert "uvicorn.access" not in err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -436,9 +435,8 @@ def test_draining_gives_up_after_its_time() -> None:
     async def test(engine: AsyncEngine, runner: Runner) -> None:
         runner.gate.clear()
         stream = engine.submit([1], params(), request_id="r")
-        started = time.monotonic()
         await engine.drain(0.05)
-        assert time.monotonic() - started < 5
+        assert engine._streams, "it did not wait for the end"
         runner.gate.set()
         stream.abort()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
 from array import array
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,13 +157,33 @@ def test_default_threads_stay_inside_the_affinity_mask() -> None:
     assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_idle_threads_use_no_cpu() -> None:
+    """They sleep and nothing wakes them, not even for a look: counted, so that a busy machine changes nothing."""
+
+    def threads() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
+
+    def looked_at(thread: str) -> tuple[str, str]:
+        """State, and how often the thread has gone to sleep."""
+        status = Path(f"/proc/self/task/{thread}/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        return fields["State"].split()[0], fields["voluntary_ctxt_switches"].strip()
+
+    before = threads()
     made = random_llama(C, "Q4_1", threads=4)
     advance(made, [(Seq(list(range(20)), [5, 6]), 20)], 16)
-    time.sleep(0.05)
-    before = time.process_time()
-    time.sleep(0.3)
-    assert time.process_time() - before < 0.03
+    workers = threads() - before
+    assert len(workers) == 3  # the fourth is the caller
+    for _ in range(3000):  # a spin takes microseconds, but a busy machine may not have run it yet
+        if all(looked_at(worker)[0] == "S" for worker in workers):
+            break
+        time.sleep(0.01)
+    asleep = {worker: looked_at(worker) for worker in workers}
+    assert {state for state, _ in asleep.values()} == {"S"}
+    for _ in range(30):
+        time.sleep(0.01)
+        assert {worker: looked_at(worker) for worker in workers} == asleep
     made.close()
 
 
