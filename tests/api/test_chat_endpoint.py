@@ -95,6 +95,15 @@ def test_text_with_line_separators_survives_clients_that_split_lines(server: Liv
     assert answer_of(chat(server.http))["choices"][0]["message"]["content"] == text
 
 
+@pytest.mark.parametrize("limit", [-1, 600, 2**31])
+def test_a_limit_is_refused_under_the_name_that_the_client_gave_it(server: LiveServer, limit: int) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        error = error_of(chat(server.http, **{name: limit}), 400)
+        assert error["param"] == name
+        assert name in error["message"]
+        assert name == "max_tokens" or "max_tokens" not in error["message"]
+
+
 def test_max_completion_tokens_supersedes_max_tokens(server: LiveServer) -> None:
     assert answer_of(chat(server.http, max_tokens=9, max_completion_tokens=4))["usage"]["completion_tokens"] == 4
     assert error_of(chat(server.http, max_completion_tokens=-1), 400)["param"] == "max_completion_tokens"

@@ -157,6 +157,7 @@ def test_null_means_absent_for_every_field(server: LiveServer) -> None:
         ({"prompt": ""}, "prompt"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
+        ({"n": 2**31}, "n"),
         ({"n": 1.0}, "n"),
         ({"n": True}, "n"),
         ({"best_of": 2}, "best_of"),
@@ -178,6 +179,8 @@ def test_null_means_absent_for_every_field(server: LiveServer) -> None:
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"97": 101}}, "logit_bias"),
         ({"logit_bias": {"97": "1"}}, "logit_bias[0][1]"),
+        ({"logit_bias": {"97": 1, "097": 1}}, "logit_bias"),
+        ({"logit_bias": {"-0": 1}}, "logit_bias"),
         ({"logit_bias": {"260": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
@@ -205,6 +208,21 @@ def test_a_bad_field_is_refused_by_name(server: LiveServer, fields: dict[str, An
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
     assert server.engine.requests == [] or server.engine.streams == set()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"n": 2**31}, "n is 2147483648 but must be at most 16"),
+        ({"max_tokens": 2**31}, "from 0 to 2147483647"),
+        ({"min_tokens": 2**31}, "from 0 to 2147483647"),
+        ({"top_k": 2**31}, "from 0 (off) to 2147483647"),
+        ({"dry_penalty_last_n": 2**31}, "from -1 (all) to 2147483647"),
+        ({"stop": 7}, "must be a string or a list"),
+    ],
+)
+def test_a_refusal_names_the_limit_that_was_exceeded(server: LiveServer, fields: dict[str, Any], says: str) -> None:
+    assert says in error_of(complete(server.http, **fields), 400)["message"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from real_engine import talk_to
+from wire import error_of
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
@@ -100,3 +101,26 @@ def test_a_life_is_shown_to_its_client_and_to_admins(byte_level_path: Path) -> N
         assert [(await http.get(path, headers=h)).status_code for h in headers] == [200, 404, 200, 401]
 
     talk_to(byte_level_path, talk, server=KEYS)
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("/debug/batch", {"prompts": None}, "prompts"),
+        ("/debug/batch", {"prompts": [[400]]}, "prompts"),
+        ("/debug/batch", {"prompts": [[3] * 200]}, "prompts"),
+        ("/debug/batch", {"prompts": ["a"], "max_tokens": 1000}, "max_tokens"),
+        ("/debug/batch", {"prompts": ["a"], "echo": True}, "echo"),
+        ("/debug/lifecycle", {"prompt": "a", "echo": True}, "echo"),
+        ("/debug/lifecycle", {"prompt": [[400]]}, "prompt"),
+    ],
+)
+def test_what_a_debug_route_does_not_take_is_refused_by_the_name_it_has_there(
+    byte_level_path: Path, route: str, body: dict[str, Any], param: str
+) -> None:
+    async def talk(http: httpx.AsyncClient, engine: AsyncEngine) -> None:
+        error = error_of(await http.post(route, json=body), 400)
+        assert error["param"] == param
+        assert param != "prompts" or "prompts" in error["message"] or "the prompt " in error["message"]
+
+    talk_to(byte_level_path, talk)

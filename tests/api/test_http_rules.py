@@ -18,7 +18,9 @@ from wire import CHAT, COMPLETIONS, HELLO, answer_of, chat, complete, error_of, 
 from octavo.api import error_handlers
 from octavo.api.auth import Client, prefix_salt
 from octavo.api.json_body import parse_json
+from octavo.core.config import ServerConfig
 from octavo.core.errors import (
+    ConfigError,
     EngineUnavailable,
     InvalidRequest,
     ModelNotFound,
@@ -352,6 +354,14 @@ def test_keys_separate_clients_and_their_prefix_caches(keyed_server: LiveServer)
     salts = {a[1], b[1]} | {submitted_as(keyed_server, key, cache_salt="s")[1] for key in ("key-a", "key-b")}
     assert len(salts) == 4  # a salt adds to the client's, never replaces it
     assert b"" not in salts
+
+
+@pytest.mark.parametrize("field", ["api_key", "admin_key"])
+@pytest.mark.parametrize("key", ["", " ", " key", "key\n"])
+def test_a_key_that_no_client_could_send_is_refused_at_the_start(field: str, key: str) -> None:
+    """An empty one is mostly a variable of the shell that is not set."""
+    with pytest.raises(ConfigError, match=f"{field} is empty"):
+        ServerConfig(**{field: ("fine", key)})
 
 
 @given(

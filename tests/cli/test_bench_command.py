@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from octavo.cli.bench import latency_table, throughput_table
 from octavo.cli.bench_throughput import CaseResult, Repeat, StepSample
 from octavo.cli.flags import with_config
 from octavo.cli.main import app
+from octavo.cli.report import save
 from octavo.core.config import EngineConfig
+from octavo.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -93,3 +96,10 @@ def test_the_latency_table_shows_what_there_is() -> None:
     ttft, tpot, _ = latency_table({"ttft_s": found, "tpot_s": None, "itl_s": None}, "title").rows
     assert list(ttft) == ["TTFT", "3", "500.0", "400.0", "800.0", "900.0", "1,200.0"]
     assert list(tpot) == ["TPOT", "0", "-", "-", "-", "-", "-"]
+
+
+def test_samples_that_cannot_be_written_are_an_error_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file" / "samples.json"):
+        with pytest.raises(ConfigError, match=f"cannot write {re.escape(str(place))}"):
+            save(place, {})

@@ -29,7 +29,7 @@ from octavo.core.sampling_params import SamplingParams
 #: What DRY's repeats do not reach across, if the request does not say.
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 
-_DECIMAL = re.compile(r"-?[0-9]{1,18}")
+_DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,17}")  # one spelling per number, so that no token is named twice
 
 
 def _as_tuple(value: object) -> object:
@@ -38,8 +38,10 @@ def _as_tuple(value: object) -> object:
 
 
 def _one_or_more(value: object) -> object:
-    """A string or a list of strings, as a tuple."""
-    return (value,) if isinstance(value, str) else _as_tuple(value)
+    """``stop``: a string or a list of strings, as a tuple."""
+    if not isinstance(value, str | list):
+        raise InvalidRequest(f"stop is {short_repr(value)} but must be a string or a list of strings", param="stop")
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _bias_pairs(value: object) -> object:
@@ -103,7 +105,7 @@ class CommonFields(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     model: str | None = None
-    n: Int = Field(1, ge=1, le=MAX_N)
+    n: Annotated[Int, Field(ge=1, le=MAX_N)] = 1  # as a default, Field would be overruled by Int's own bounds
     stream: bool = False
     stream_options: Annotated[StreamOptions | None, BeforeValidator(_stream_options)] = None
     # draws

@@ -14,6 +14,7 @@ from typing import Any
 from octavo.cli.console import remark
 from octavo.cli.host import package_version, probe_host
 from octavo.core.config import ResolvedConfig
+from octavo.core.errors import ConfigError
 
 _PACKAGES = ("octavo", "torch", "transformers", "numpy", "tokenizers")
 
@@ -51,9 +52,12 @@ def config_facts(config: ResolvedConfig) -> dict[str, Any]:
 
 
 def save(path: Path, payload: dict[str, Any]) -> None:
-    """Write a result as JSON, replacing an older one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+    """Write a result as JSON, replacing an older one. Raises ConfigError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; the samples are lost") from error
     remark(f"samples: {path}")
 
 

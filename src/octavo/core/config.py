@@ -142,6 +142,9 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("api_key", "admin_key"):
+            if any(key != key.strip() or not key for key in getattr(self, name)):
+                raise ConfigError(f"{name} is empty or begins or ends with white space, which no client could send")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

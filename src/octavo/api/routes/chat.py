@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -21,6 +22,8 @@ from octavo.core.errors import InvalidRequest
 from octavo.core.output import RequestOutput
 
 router = APIRouter(tags=["OpenAI"])
+
+_MAX_TOKENS = re.compile(r"\bmax_tokens\b")
 
 
 @router.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=body_schema(ChatRequest))
@@ -68,8 +71,9 @@ class ChatAnswer:
             self._prompt = await self._encode()
             stream = self._service.submit(self._prompt, sampling, fields, client, request_id=self.id)
         except InvalidRequest as error:
-            names = {"max_tokens": limit[0], "prompt": "messages", "logprobs": "top_logprobs"}
-            error.param = names.get(error.param or "", error.param)
+            if error.param == "max_tokens":  # by the name that the client gave it
+                raise type(error)(_MAX_TOKENS.sub(limit[0], str(error)), param=limit[0]) from error
+            error.param = {"prompt": "messages", "logprobs": "top_logprobs"}.get(error.param or "", error.param)
             raise
         self._generation = Generation([stream], n=fields.n)
         return self._generation

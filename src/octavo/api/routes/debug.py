@@ -61,18 +61,18 @@ async def run_batch(request: Request) -> Response:
     """``{prompts, max_tokens, ...}`` -> ``{steps, outputs}``: what each step ran for whom, and why so much."""
     service, client = _debugger(request)
     body = await read_json(request)
-    if "prompts" not in body or "prompt" in body:
+    if body.get("prompts") is None or "prompt" in body:
         raise InvalidRequest("give prompts: a list of strings or of lists of token ids", param="prompts")
     body["prompt"] = body.pop("prompts")
     try:
-        fields = CompletionRequest.parse(_not_streamed(body))
+        fields = CompletionRequest.parse(_answer_alone(body))
+        service.check_model(fields.model)
+        answer = CompletionAnswer(service, fields)
+        first_step = await service.engine.inspect(lambda engine: _last_step(engine) + 1)
+        choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
     except InvalidRequest as error:
         error.param = "prompts" if error.param == "prompt" else error.param
         raise
-    service.check_model(fields.model)
-    answer = CompletionAnswer(service, fields)
-    first_step = await service.engine.inspect(lambda engine: _last_step(engine) + 1)
-    choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
     own = {name if index == 0 else f"{name}#{index}" for name in answer.request_ids for index in range(fields.n)}
     records = await service.engine.inspect(lambda engine: engine.core.tracer.steps(first_step - 1))
 
@@ -109,7 +109,7 @@ def _single_answer(service: Service, body: dict[str, Any]) -> ChatAnswer | Compl
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if body.get("n") not in (None, 1):
         raise InvalidRequest("n must be 1 here; POST /debug/batch runs several", param="n")
-    body = _not_streamed(body)
+    body = _answer_alone(body)
     if "messages" in body:
         chat = ChatRequest.parse(body)
         service.check_model(chat.model)
@@ -121,9 +121,11 @@ def _single_answer(service: Service, body: dict[str, Any]) -> ChatAnswer | Compl
     return CompletionAnswer(service, completion)
 
 
-def _not_streamed(body: dict[str, Any]) -> dict[str, Any]:
-    if body.get("stream"):
-        raise InvalidRequest("debug routes answer in one piece; leave stream out", param="stream")
+def _answer_alone(body: dict[str, Any]) -> dict[str, Any]:
+    """``body``, unless it wants what these routes do not show. Raises InvalidRequest."""
+    for name in ("stream", "echo"):
+        if body.get(name):
+            raise InvalidRequest(f"debug routes show the answer alone, in one piece; leave {name} out", param=name)
     return body
 
 
