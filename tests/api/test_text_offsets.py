@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from real_engine import talk_to
-from wire import COMPLETIONS, answer_of, events_of
+from wire import COMPLETIONS, answer_of, error_of, events_of
 
 from octavo.api.logprobs import prompt_offsets
+from octavo.api.routes import completions
 from octavo.engine.async_engine import AsyncEngine
 from octavo.text.tokenizer import Tokenizer
 from weights.gguf_writer import SENTENCEPIECE_PIECES, sentencepiece_metadata
@@ -64,6 +65,7 @@ def check_answer(choice: dict[str, Any], num_prompt: int) -> None:
 SENTENCEPIECE_PROMPTS: list[tuple[Any, list[tuple[str, str]]]] = [
     ("ab", [("<s>", ""), (" ab", "ab")]),
     (" ab", [("<s>", ""), (" ", ""), (" ab", " ab")]),
+    ("<s>ab", [("<s>", "<s>"), (" ab", "ab")]),
     ("ab ab", [("<s>", ""), (" ab", "ab"), (" ab", " ab")]),
     ("ab<s>abc", [("<s>", ""), (" ab", "ab"), ("<s>", "<s>"), (" ab", "ab"), ("c", "c")]),
     ("ab<s> ab", [("<s>", ""), (" ab", "ab"), ("<s>", "<s>"), (" ", ""), (" ab", " ab")]),
@@ -120,6 +122,19 @@ def test_without_echo_the_first_token_stands_at_the_start_with_its_space(sentenc
                     assert all(span == token for token, span in spans_of(choice))
                 for choice in await choices_of(http, prompt, stream=stream, n=2, max_tokens=12):
                     check_answer(choice, 0)
+
+    talk_to(sentencepiece_path, talk)
+
+
+def test_a_prompt_that_is_too_long_is_not_echoed_before_it_is_refused(
+    sentencepiece_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def talk(http: httpx.AsyncClient, engine: AsyncEngine) -> None:
+        monkeypatch.setattr(completions.CompletionAnswer, "_echo", None)
+        for prompt in ([BOS] * 129, ["ab", "ab " * 200], [[BOS], [BOS] * 10_000]):
+            body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 1}
+            error = error_of(await http.post(COMPLETIONS, json=body), 400)
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
     talk_to(sentencepiece_path, talk)
 

@@ -53,7 +53,7 @@ class LoadedEngine:
         if self.chat_template is None:
             raise InvalidRequest(
                 f"{self.config.model_name} cannot chat: its chat template is {self.config.chat_template}; "
-                "use /v1/completions, or start with --chat-template",
+                "complete texts (/v1/completions, generate()), or give one with --chat-template",
                 param="messages",
             )
         return self.chat_template

@@ -71,8 +71,11 @@ class CompletionAnswer:
         fields, service = self._fields, self._service
         self._prompts = await asyncio.gather(*map(self._encode, fields.prompts))
         self._echoes = [_Echo()] * len(self._prompts)
-        if fields.echo:
-            self._echoes = await asyncio.gather(*map(self._echo, fields.prompts, self._prompts))
+        longest = service.engine.config.max_model_len
+        if fields.echo and all(len(prompt) <= longest for prompt in self._prompts):  # a longer one is refused below
+            # one after the other: one thread at a time, whatever a request asks for
+            pairs = zip(fields.prompts, self._prompts, strict=True)
+            self._echoes = [await asyncio.to_thread(self._echo, *pair) for pair in pairs]
         sampling = await service.sampling_params(
             fields,
             max_tokens=fields.max_tokens,
@@ -99,10 +102,7 @@ class CompletionAnswer:
         add_bos = None if self._fields.add_special_tokens else False
         return await self._service.engine.encode(prompt, add_bos=add_bos)
 
-    async def _echo(self, prompt: Prompt, token_ids: Sequence[int]) -> _Echo:
-        return await asyncio.to_thread(self._echo_now, prompt, token_ids)
-
-    def _echo_now(self, prompt: Prompt, token_ids: Sequence[int]) -> _Echo:
+    def _echo(self, prompt: Prompt, token_ids: Sequence[int]) -> _Echo:
         """For a worker thread: Python all the way, a microsecond or two per token."""
         typed = isinstance(prompt, str)
         text = prompt if isinstance(prompt, str) else self._decode(prompt)
