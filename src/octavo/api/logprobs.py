@@ -144,45 +144,59 @@ def prompt_offsets(tokens: TokenTable, prompt: Sequence[int], text: str, *, type
            in it, and what a SentencePiece tokenizer put in is not there: a space before each piece between special
            tokens. Otherwise ``text`` is ``tokens.decode(prompt)``: no control tokens, and without its first space.
     """
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     offsets: list[int] = []
-    at, piece_may_begin = 0, tokens.adds_space_prefix
+    at, added = 0, b" " if tokens.adds_space_prefix else b""  # what a piece that begins here has before it
+    inside_spaces = False  # a run of them has been counted where it began
     for index, token_id in enumerate(prompt):
         raw = tokens.token_bytes(token_id)
         if tokens.is_control(token_id):
-            start, at = _control_span(raw.decode("utf-8", "replace"), text, at, index) if typed else (at, at)
+            start, at = _control_span(tokens, prompt, index, text, at) if typed else (at, at)
             offsets.append(start)
-            piece_may_begin |= typed and tokens.adds_space_prefix
+            inside_spaces = False
             continue
+        if typed and not inside_spaces and text[at : at + 1].isspace() and not decoder.getstate()[0]:
+            at = _behind_swallowed(tokens, prompt, index, text, at)
         offsets.append(at)
-        if (
-            piece_may_begin
-            and raw.startswith(b" ")
-            and (not typed or _has_one_space_more(tokens, prompt, index, text, at))
-        ):
-            at -= 1  # for the space that counts in ``raw`` alone
+        if added and raw.startswith(added) and not inside_spaces:
+            num_written = _SPACES.match(text, at).end() - at  # type: ignore[union-attr]  # it matches anything
+            if not typed or _num_spaces(tokens, prompt, index) > num_written:
+                at -= 1  # for the space that counts in ``raw`` alone
         if raw:
-            # Inside a run of spaces it is settled whether one of them is an addition.
-            piece_may_begin = typed and tokens.adds_space_prefix and raw.strip(b" ") != b""
-        at = min(at + len(decode(raw)), len(text))
+            inside_spaces = raw.strip(b" ") == b""
+            added = added if typed else b""
+        at = min(at + len(decoder.decode(raw)), len(text))
     return offsets
 
 
-def _control_span(name: str, text: str, at: int, index: int) -> tuple[int, int]:
-    """Start and end of a control token in a typed text, behind white space that it may have swallowed.
+def _control_span(tokens: TokenTable, prompt: Sequence[int], index: int, text: str, at: int) -> tuple[int, int]:
+    """Start and end of a control token in a typed text, behind white space that it may have taken.
 
     Not written out are a BOS that the tokenizer put in front, and the token that stands for an unknown character.
     """
+    name = tokens.token_bytes(prompt[index]).decode("utf-8", "replace")
     if text.startswith(name, at):
         return at, at + len(name)
     behind_space = _WHITE_SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
-    if index > 0 and text.startswith(name, behind_space):
+    if text.startswith(name, behind_space) and (index > 0 or _num_spaces(tokens, prompt, 1) == 0):
         return behind_space, behind_space + len(name)
     return at, min(at + min(index, 1), len(text))
 
 
-def _has_one_space_more(tokens: TokenTable, prompt: Sequence[int], index: int, text: str, at: int) -> bool:
-    """Whether the tokens from ``index`` on begin with more spaces than ``text[at:]``."""
+def _behind_swallowed(tokens: TokenTable, prompt: Sequence[int], index: int, text: str, at: int) -> int:
+    """``at``, or behind the white space there, if a special token has taken it: the tokens from ``index`` on lack it.
+
+    A single space is taken for the token's own where that begins with one: the addition of a SentencePiece tokenizer.
+    """
+    num_written = _SPACES.match(text, at).end() - at  # type: ignore[union-attr]  # it matches anything
+    is_there = tokens.token_bytes(prompt[index])[:1] == text[at].encode()[:1]
+    if is_there and (num_written < 2 or _num_spaces(tokens, prompt, index) > 1):
+        return at
+    return _WHITE_SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
+
+
+def _num_spaces(tokens: TokenTable, prompt: Sequence[int], index: int) -> int:
+    """How many spaces the tokens from ``index`` on begin with."""
     num_spaces = 0
     for position in range(index, len(prompt)):
         token_id = prompt[position]
@@ -191,7 +205,7 @@ def _has_one_space_more(tokens: TokenTable, prompt: Sequence[int], index: int, t
         num_spaces += num_leading
         if num_leading < len(raw) or not raw:
             break
-    return num_spaces > _SPACES.match(text, at).end() - at  # type: ignore[union-attr]  # it matches anything
+    return num_spaces
 
 
 def prompt_logprobs(tokens: Iterable[SampledToken], texts: TokenTexts) -> list[str]:
