@@ -153,7 +153,21 @@ class RandomChunkSizer(ChunkSizer):
         self.rng = rng
 
     def begin(self, situation: StepSituation) -> StepBudget:
-        return StepBudget(min(self.rng.choice((1, 2, 3, 5, 8, 13, 100)), situation.hard_limit), "random")
+        tokens = min(self.rng.choice((1, 2, 3, 5, 8, 13, 100)), situation.hard_limit)
+        return RandomStepBudget(tokens, self.rng) if self.rng.random() < 0.5 else StepBudget(tokens, "random")
+
+
+class RandomStepBudget(StepBudget):
+    """Gives each chunk any part of what is left, so that several prefills are in progress at once."""
+
+    def __init__(self, tokens: int, rng: random.Random) -> None:
+        super().__init__(tokens, "random")
+        self.rng = rng
+
+    def allow(self, start: int, wanted: int) -> tuple[int, str]:
+        tokens, reason = super().allow(start, wanted)
+        some = self.rng.choice((1, 2, 3, 100))
+        return (some, "random") if some < tokens else (tokens, reason)
 
 
 SIZE = 4  # block size of a Driver

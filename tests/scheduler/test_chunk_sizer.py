@@ -3,110 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pytest
+from synthetic_clock import MACHINES, Clock, Costs, four_chats, percentile, seconds
 
-from octavo.core.plan import SampledToken, StepResult
-from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
-from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.scheduler.chunk_sizer import (
     FIRST_STEP_TOKENS,
     MAX_STEP_S,
     AdaptiveChunkSizer,
-    ChunkSizer,
     FixedChunkSizer,
     StepSituation,
 )
 from octavo.scheduler.cost_model import StepCostModel, StepLoad
-from octavo.scheduler.scheduler import Scheduler
-
-TOKEN = SampledToken(token_id=1)
-# Seconds per step, per token, per KV token, per pair of the hidden machines.
-MACHINES = {
-    "small model, one core": (0.004, 0.00050, 2e-7, 4e-8),
-    "weights dominate": (0.030, 0.00005, 1e-7, 1e-9),
-    "attention dominates": (0.002, 0.00010, 2e-6, 4e-7),
-    "no fixed cost": (0.0, 0.00040, 0.0, 1e-8),
-}
-Costs = tuple[float, float, float, float]
-
-
-def seconds(costs: Costs, load: StepLoad) -> float:
-    a, b, c, d = costs
-    return a + b * load.tokens + c * load.kv_tokens + d * load.pairs
-
-
-@dataclass
-class Clock:
-    """A scheduler on a machine whose speed only this class knows."""
-
-    sizer: ChunkSizer
-    costs: Costs
-    noise: float = 0.03
-    speed: Callable[[float], float] = lambda now: 1.0  # factor on the duration of a step
-    rng: random.Random = field(default_factory=lambda: random.Random(7))
-    now: float = 0.0
-    steps: list[tuple[float, float, int]] = field(default_factory=list)  # (start, duration, prefill tokens)
-    reasons: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.scheduler = Scheduler(KVCacheManager(20_000, 16), sizer=self.sizer)
-
-    def add(self, request_id: str, prompt_len: int, max_tokens: int) -> None:
-        self.scheduler.add(
-            Request(
-                request_id=request_id,
-                prompt_token_ids=tuple(self.rng.randrange(1000) for _ in range(prompt_len)),
-                sampling=SamplingParams(),
-                max_tokens=max_tokens,
-                stop_token_ids=frozenset(),
-                seed=0,
-                arrival_s=self.now,
-            )
-        )
-
-    def step(self) -> None:
-        plan = self.scheduler.plan(self.now)
-        load, prefill = StepLoad(), 0
-        for chunk in plan.chunks:
-            load = load.with_chunk(chunk.start, len(chunk.token_ids))
-            if chunk.reason != "decode":
-                prefill += len(chunk.token_ids)
-                self.reasons.append(chunk.reason)
-        noise = self.rng.uniform(1 - self.noise, 1 + self.noise)
-        duration = seconds(self.costs, load) * self.speed(self.now) * noise
-        tokens = tuple(TOKEN if chunk.draw else None for chunk in plan.chunks)
-        self.scheduler.apply(plan, StepResult(step_id=plan.step_id, tokens=tokens, forward_s=duration))
-        self.steps.append((self.now, duration, prefill))
-        self.now += duration
-
-    def prefilling(self, request_id: str) -> bool:
-        view = next(view for view in self.scheduler.sequences() if view.request_id == request_id)
-        return view.num_computed_tokens < view.prompt_len
-
-    def run_prompt(self, request_id: str, prompt_len: int) -> list[tuple[float, float, int]]:
-        """A long prompt arrives amid what runs -> the steps of its prefill."""
-        first = len(self.steps)
-        self.add(request_id, prompt_len, 1_000)
-        while self.prefilling(request_id):
-            self.step()
-        return self.steps[first:]
-
-
-def four_chats(sizer: ChunkSizer, costs: Costs, **more: object) -> Clock:
-    clock = Clock(sizer, costs, **more)  # type: ignore[arg-type]
-    for i in range(4):
-        clock.add(f"chat {i}", 100, 10_000)
-    for _ in range(30):
-        clock.step()
-    return clock
-
-
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def optimal_prefill_s(costs: Costs, context: int, prompt_len: int, target_s: float, speed: float = 1.0) -> float:
@@ -200,7 +108,7 @@ def situation(**changes: object) -> StepSituation:
         "spare_blocks": 10_000,
         "num_waiting": 0,
         "max_num_seqs": 64,
-        "overdue": False,
+        "wait": 0.0,
     }
     return StepSituation(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -219,8 +127,9 @@ def test_each_choice_carries_its_reason() -> None:
     assert 100 < usual < 200  # (80 - 4) ms at 0.5 ms per token
     assert sizer.begin(situation()).allow(0, 50) == (50, "last piece")
     assert sizer.begin(situation(decodes=StepLoad(), hard_limit=1024)).allow(0, 4_000) == (1024, "no decodes")
-    overdue = situation(overdue=True, hard_limit=1020)
-    assert sizer.begin(overdue).allow(0, 4_000) == (1020, "max_prefill_wait_s")
+    stretched, why = sizer.begin(situation(wait=1.2)).allow(0, 4_000)
+    assert why == "max_prefill_wait_s"
+    assert stretched == pytest.approx(usual + 96, abs=10)  # 0.6 of 80 ms more
     assert sizer.begin(situation(spare_blocks=2)).allow(0, 4_000) == (32, "memory")
     assert sizer.begin(situation(spare_blocks=0)).allow(0, 4_000) == (16, "memory")
     assert sizer.begin(situation(hard_limit=8)).allow(0, 4_000) == (8, "budget")
@@ -257,7 +166,7 @@ def test_a_step_of_several_prefills_is_predicted_as_it_will_run() -> None:
 
 def test_fixed_gives_the_same_budget_whatever_happens() -> None:
     sizer = FixedChunkSizer(512)
-    for changes in ({}, {"overdue": True}, {"spare_blocks": 0}, {"decodes": StepLoad()}):
+    for changes in ({}, {"wait": 9.0}, {"spare_blocks": 0}, {"decodes": StepLoad()}):
         assert sizer.begin(situation(**changes)).allow(0, 4_000) == (512, "budget")
     assert sizer.begin(situation(hard_limit=100)).allow(0, 4_000) == (100, "budget")
 
@@ -297,3 +206,60 @@ def test_a_step_without_decodes_is_bounded_in_time_too() -> None:
     assert why == "max_step"
     assert 0.5 * MAX_STEP_S < sizer.cost.predict(StepLoad().with_chunk(0, tokens)) <= MAX_STEP_S
     assert AdaptiveChunkSizer(16, None).begin(idle).allow(0, 1 << 20) == (FIRST_STEP_TOKENS, "ramp")
+
+
+def far_trained_sizer() -> AdaptiveChunkSizer:
+    """One that has also seen a step as long as any here."""
+    sizer, load = trained_sizer(), StepLoad().with_chunk(0, 2_000)
+    sizer.observe(load, 2_000, seconds(MACHINES["small model, one core"], load))
+    return sizer
+
+
+def test_a_wait_stretches_the_target_in_proportion_up_to_four_times() -> None:
+    sizer = far_trained_sizer()
+    targets = [sizer.begin(situation(wait=wait)).facts().target_s for wait in (0.0, 1.0, 1.5, 1.9, 2.0, 2.1, 1_000.0)]
+    assert targets == pytest.approx([0.080, 0.080, 0.200, 0.296, 0.320, 0.320, 0.320])
+    tokens = [sizer.begin(situation(wait=wait)).facts().tokens for wait in (0.5, 1.0, 1.0001, 1.5, 2.0, 9.0)]
+    assert tokens[0] == tokens[1] == pytest.approx(tokens[2], abs=1)
+    assert tokens[2] < tokens[3] < tokens[4] == tokens[5]
+
+
+def test_no_wait_stretches_a_step_beyond_a_second_and_none_shrinks_a_target_that_is_longer() -> None:
+    for target_s, stretched_s in ((0.200, 0.800), (0.251, MAX_STEP_S), (0.999, MAX_STEP_S), (1.0, 1.0), (3.0, 3.0)):
+        facts = AdaptiveChunkSizer(16, target_s).begin(situation(wait=50.0)).facts()
+        assert facts.target_s == pytest.approx(stretched_s)
+
+
+def test_a_deep_queue_takes_nothing_from_what_a_wait_adds() -> None:
+    sizer = far_trained_sizer()
+    usual, crowded = (sizer.begin(situation(num_waiting=n)).facts().tokens for n in (0, 256))
+    late, late_and_crowded = (sizer.begin(situation(num_waiting=n, wait=2.0)).facts().tokens for n in (0, 256))
+    assert late - late_and_crowded == pytest.approx(usual - crowded, abs=8)
+
+
+def test_the_first_steps_of_all_are_not_trusted_to_be_free() -> None:
+    """One step of 512 tokens has been seen. That it was the tokens that took the time is the careful reading."""
+    sizer = AdaptiveChunkSizer(16, 0.080)
+    load = StepLoad().with_chunk(0, 512)
+    sizer.observe(load, 512, 1.0)
+    assert sizer.cost.predict(load) == pytest.approx(1.0, rel=0.01)
+    assert sizer.cost.predict(StepLoad(1, 512, 512)) < 0.010
+    tokens, why = sizer.begin(situation(decodes=StepLoad(1, 512, 512))).allow(0, 4_000)
+    assert (tokens, why) == (pytest.approx(40, abs=4), "target_itl")
+
+
+def test_what_a_long_prompt_costs_is_not_charged_to_each_position_that_decodes_read() -> None:
+    """The automatic target is twice a decode-only step: decodes that look dear make every step longer."""
+    costs: Costs = (0.0075, 0.0018, 1e-6, 1e-7)
+    clock = Clock(AdaptiveChunkSizer(16, None), costs)
+    clock.add("warm-up", 1_024, 32)
+    while clock.scheduler.has_unfinished:
+        clock.step()
+    for i in range(16):
+        clock.add(f"{i}", 1_024, 128)
+    assert isinstance(clock.sizer, AdaptiveChunkSizer)
+    ratios = []
+    while clock.scheduler.has_unfinished:
+        clock.step()
+        ratios.append(clock.sizer.cost.predict(clock.decodes[-1]) / seconds(costs, clock.decodes[-1]))
+    assert percentile(ratios, 0.98) <= 1.2

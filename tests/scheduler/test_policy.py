@@ -43,8 +43,16 @@ class Office:
         )
 
     def add(
-        self, request_id: str, prompt_len: int = 20, max_tokens: int = 10, *, priority: int = 0, client: str = ""
+        self,
+        request_id: str,
+        prompt_len: int = 20,
+        max_tokens: int = 10,
+        *,
+        priority: int = 0,
+        client: str = "",
+        stops: bool = False,
     ) -> None:
+        """stops: it ends with its first token."""
         self.came[request_id] = self.now
         self.clients[request_id] = client
         self.scheduler.add(
@@ -53,7 +61,7 @@ class Office:
                 prompt_token_ids=tuple(self.rng.randrange(50_000) for _ in range(prompt_len)),
                 sampling=SamplingParams(),
                 max_tokens=max_tokens,
-                stop_token_ids=frozenset(),
+                stop_token_ids=frozenset({TOKEN.token_id} if stops else ()),
                 seed=0,
                 arrival_s=self.now,
                 priority=priority,
@@ -76,6 +84,22 @@ class Office:
 
     def waited(self, request_id: str) -> float:
         return self.began.get(request_id, self.now) - self.came[request_id]
+
+
+def sequence(name: str, *, arrival_s: float = 0.0, priority: int = 0, client: str = "") -> Sequence:
+    return Sequence(
+        Request(
+            request_id=name,
+            prompt_token_ids=(1,),
+            sampling=SamplingParams(),
+            max_tokens=1,
+            stop_token_ids=frozenset(),
+            seed=0,
+            arrival_s=arrival_s,
+            priority=priority,
+            client=client,
+        )
+    )
 
 
 def test_first_come_is_first_served() -> None:
@@ -175,6 +199,62 @@ def test_fair_shares_count_tokens_not_requests() -> None:
     assert office.served["short"] == pytest.approx(office.served["long"], rel=0.1)
 
 
+def test_answers_that_end_early_are_charged_for_what_they_were() -> None:
+    """Both ask for 60 tokens. One gets them; the other's answers stop at the first, and what was prepaid comes back."""
+    office = Office(make_policy("fair", aging_s=1.0, quantum=16))
+    for i in range(400):
+        office.add(f"long {i}", 10, 60, client="long")
+        office.add(f"brief {i}", 10, 60, client="brief", stops=True)
+        office.add(f"brief too {i}", 10, 60, client="brief", stops=True)
+    for _ in range(600):
+        office.step()
+    assert office.scheduler.num_waiting > 100
+    assert office.served["brief"] == pytest.approx(office.served["long"], rel=0.1)
+
+
+def test_no_credit_is_banked_while_nothing_waits() -> None:
+    """One long answer keeps a client known, not waiting, while another has a hundred rounds."""
+    office = Office(make_policy("fair", aging_s=1.0, quantum=16), slots=3)
+    office.add("quiet's long answer", 10, 2_000, client="quiet")
+    for i in range(400):
+        office.add(f"loud {i}", 10, 10, client="loud")
+    for _ in range(500):
+        office.step()
+    for i in range(100):
+        office.add(f"quiet {i}", 10, 10, client="quiet")
+    office.served.clear()
+    office.order.clear()
+    for _ in range(200):
+        office.step()
+    loud = sum(name.startswith("loud") for name in office.order)
+    quiet = sum(name.startswith("quiet") for name in office.order)
+    assert loud >= 10, "the loud one has to stand back for what the quiet one did not use"
+    assert quiet >= 10, "the quiet one's long answer is not held against it without end"
+
+
+def test_a_client_that_had_nothing_waiting_starts_without_credit() -> None:
+    policy, order = FairPolicy(quantum=100), []
+
+    def wait(*names: str) -> None:
+        for name in names:
+            policy.add(sequence(name, client=name[0]))
+
+    def admit(num_tokens: int) -> None:
+        seq = next(policy.candidates())
+        policy.remove(seq)
+        policy.admitted(seq, num_tokens)
+        order.append(seq.request_id)
+
+    wait("b1")
+    admit(10)  # b has 90 of its 100 left, and runs
+    wait("a1", "a2", "a3")
+    admit(30)  # a gets its 100; b, with nothing waiting, nothing, and loses what was left
+    wait("b2")
+    admit(80)  # a has used its round up
+    admit(20)  # a new round, in the same order
+    assert order == ["b1", "a1", "a2", "a3"]
+
+
 def test_a_newcomer_is_served_next_however_long_the_queue_of_another() -> None:
     office = Office(make_policy("fair", aging_s=1.0, quantum=16))
     for i in range(500):
@@ -222,22 +302,9 @@ def test_an_idle_client_is_forgotten() -> None:
 def test_a_preempted_sequence_goes_to_the_head_of_its_class(name: str) -> None:
     policy = make_policy(name, aging_s=10.0, quantum=16)  # type: ignore[arg-type]
 
-    def sequence(number: int, priority: int, client: str) -> Sequence:
-        return Sequence(
-            Request(
-                request_id=f"{number}",
-                prompt_token_ids=(1,),
-                sampling=SamplingParams(),
-                max_tokens=1,
-                stop_token_ids=frozenset(),
-                seed=0,
-                arrival_s=number / 100,
-                priority=priority,
-                client=client,
-            )
-        )
-
-    urgent, first, second, third = (sequence(i, int(i > 0), "x" if i else "y") for i in range(4))
+    urgent, first, second, third = (
+        sequence(f"{i}", arrival_s=i / 100, priority=int(i > 0), client="x" if i else "y") for i in range(4)
+    )
     for seq in (urgent, first, second, third):
         policy.add(seq)
     for seq in (second, third):

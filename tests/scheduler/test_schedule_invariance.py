@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from model_free import VOCAB, ModelFreeRunner, RandomChunkSizer, StepCrash, compute_alone
+from rules import WatchedScheduler
 
 from octavo.core.plan import SampledToken, TokenEvent
 from octavo.core.request import Request
@@ -18,7 +19,6 @@ from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.memory.prefix_tree import PrefixTree
 from octavo.scheduler.chunk_sizer import AdaptiveChunkSizer, FixedChunkSizer
 from octavo.scheduler.policy import make_policy
-from octavo.scheduler.scheduler import Scheduler
 
 NUM_SCHEDULES = 300
 
@@ -45,7 +45,7 @@ class Schedule:
         sizer = rng.choice(
             (RandomChunkSizer(rng), FixedChunkSizer(rng.randint(1, 20)), AdaptiveChunkSizer(self.size, 0.02))
         )
-        self.scheduler = Scheduler(
+        self.scheduler = WatchedScheduler(
             manager,
             policy=make_policy(rng.choice(("fcfs", "priority", "fair")), aging_s=0.5, quantum=self.size),
             sizer=sizer,
@@ -169,6 +169,11 @@ class Schedule:
             where = f"seed {self.seed}, request {request_id}"
             expected, end = compute_alone(request), self.ended[request_id]
             tokens, logprobs = self.tokens.get(request_id, []), self.logprobs.get(request_id, [])
+            positions = len(request.prompt_token_ids) + max(request.max_tokens - 1, 0)
+            blocks = -(-positions // self.size)
+            if end.finish_reason != "abort":
+                too_large = blocks > self.scheduler.manager.num_blocks
+                assert too_large == str(end.stop_reason).startswith("the request needs"), where
             if end.finish_reason in ("abort", "error"):  # what came before was right
                 assert tokens == expected.tokens[: len(tokens)], where
                 assert logprobs == expected.prompt_logprobs[: len(logprobs)], where

@@ -14,7 +14,6 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
 from octavo.core.plan import SampledToken, StepPlan, StepResult, TokenEvent
 from octavo.core.sampling_params import SamplingParams
-from octavo.scheduler.chunk_sizer import AdaptiveChunkSizer
 from octavo.scheduler.scheduler import Scheduler
 
 
@@ -378,36 +377,6 @@ def test_no_more_sequences_run_at_once_than_allowed() -> None:
     assert plan.waiting_for == {"r3": "max_num_seqs"}
     driver.run()
     assert max(plan.num_running for plan in driver.plans) == 3
-
-
-def test_a_prefill_kept_waiting_by_the_budget_gets_the_whole_budget() -> None:
-    sizer = AdaptiveChunkSizer(SIZE, 0.001)  # a target that nothing meets: the floor of one block
-    driver = Driver(num_blocks=400, sizer=sizer, max_num_batched_tokens=100, max_prefill_wait_s=0.5)
-    driver.add(request("chat", 3, 300))
-    for _ in range(5):
-        driver.step()
-    driver.add(request("first", 400, 2, arrival_s=driver.now), request("second", 200, 2, arrival_s=driver.now))
-    waited = 0
-    while driver.step().waiting_for.get("second") == "budget" and waited < 200:
-        waited += 1
-    reasons = {chunk.reason for plan in driver.plans for chunk in plan.chunks if chunk.request_id == "first"}
-    assert {"floor", "max_prefill_wait_s"} <= reasons
-    assert 50 <= waited < 65  # 0.5 s of steps of 0.01 s, then the 200 tokens that are left of "first" run at once
-
-
-def test_a_waiting_request_that_ended_leaves_no_claim_to_the_whole_budget() -> None:
-    sizer = AdaptiveChunkSizer(SIZE, 0.001)
-    driver = Driver(num_blocks=400, sizer=sizer, max_num_batched_tokens=100, max_prefill_wait_s=0.5)
-    driver.add(request("chat", 3, 300))
-    driver.step()
-    driver.add(request("first", 40, 2, arrival_s=driver.now), request("gone", 200, 2, arrival_s=driver.now))
-    assert driver.step().waiting_for == {"gone": "budget"}
-    driver.scheduler.finish("gone", "abort")
-    driver.scheduler.finish("first", "abort")
-    for _ in range(100):
-        driver.step()
-    driver.add(request("new", 200, 2, arrival_s=driver.now))
-    assert driver.step().chunks[-1].reason == "floor"
 
 
 def test_the_example_in_the_docs_is_what_happens() -> None:

@@ -99,12 +99,16 @@ class EngineConfig:
     chunk_size: int = _wish(512, "fixed: prefill tokens per step.", low=1, high=1 << 20, unit="tokens")
     target_itl_ms: float | None = _wish(
         None,
-        "adaptive: longest step while anyone decodes; auto: twice a decode-only step, at least 50.",
+        "adaptive: longest step while anyone decodes and no prefill waits for too long; "
+        "auto: twice a decode-only step, at least 50.",
         low=1,
         unit="ms",
     )
     max_prefill_wait_s: float = _wish(
-        5.0, "adaptive: a prefill that has waited this long gets the whole budget.", low=0.01, unit="s"
+        5.0,
+        "A prefill kept waiting this long by the budget alone stretches the target, to 4 times at twice the wait.",
+        low=0.01,
+        unit="s",
     )
     step_mode: StepMode = _wish("mixed", "Chunks and decodes in one pass, or as two (for comparison).")
     max_queue: int = _wish(1024, "Requests that may wait; one more gets 429.", low=1, high=1 << 20)

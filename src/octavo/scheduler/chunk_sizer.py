@@ -11,10 +11,12 @@ from octavo.scheduler.cost_model import StepCostModel, StepLoad
 
 UNLIMITED = 1 << 40  # tokens
 
-#: Longest step while nobody decodes, or when a prefill has waited too long. Aborts, arrivals and whoever looks at the
-#: engine wait for a step to end: with no bound, 2,048 tokens took 8 s on a slow machine. Past a few hundred tokens,
-#: more are hardly faster per token.
+#: Longest step while nobody decodes, and the most that a wait stretches the target to. Aborts, arrivals and whoever
+#: looks at the engine wait for a step to end: with no bound, 2,048 tokens took 8 s on a slow machine. Past a few
+#: hundred tokens, more are hardly faster per token.
 MAX_STEP_S = 1.0
+#: How many times the target may last once a prefill has waited for twice max_prefill_wait_s.
+MAX_STRETCH = 4.0
 #: Prefill tokens of a step about whose length nothing is known yet.
 FIRST_STEP_TOKENS = 512
 
@@ -28,7 +30,7 @@ class StepSituation:
     spare_blocks: int  # blocks that prefill can take without making a decode run dry in this step or the next
     num_waiting: int
     max_num_seqs: int
-    overdue: bool  # a prefill has been kept from running for max_prefill_wait_s, by nothing but the budget
+    wait: float  # the longest of a prefill that nothing but the budget keeps from running, in max_prefill_wait_s
 
 
 class StepBudget:
@@ -77,6 +79,9 @@ class FixedChunkSizer(ChunkSizer):
 class AdaptiveChunkSizer(ChunkSizer):
     """The largest prefill whose predicted step stays under the target while anyone decodes. Closed loop.
 
+    A prefill that waits for longer than max_prefill_wait_s stretches the target, up to ``MAX_STRETCH`` times at twice
+    that wait.
+
     The costs are learned from every step (``StepCostModel``). A chunk may have at most twice the tokens and four times
     the (query, key) pairs of what has been seen, so that a fit with little to go on is never trusted far beyond it
     ("ramp"). One block per step always runs ("floor").
@@ -96,12 +101,11 @@ class AdaptiveChunkSizer(ChunkSizer):
         if memory < limit:
             limit, reason = memory, "memory"
         floor = min(self._block_size, situation.hard_limit)
-        if situation.decodes.tokens == 0 or situation.overdue:
-            # nobody is kept waiting, or somebody has waited long enough
+        if situation.decodes.tokens == 0:  # nobody is kept waiting
             if not self.cost.has_learned and limit > FIRST_STEP_TOKENS:
                 limit, reason = FIRST_STEP_TOKENS, "ramp"
             elif reason == "budget":
-                reason = "max_prefill_wait_s" if situation.decodes.tokens else "no decodes"
+                reason = "no decodes"
             bounds = TimeBounds(target_s=MAX_STEP_S, limit_s=MAX_STEP_S, reason="max_step", most_pairs=UNLIMITED)
             return _TargetBudget(limit, reason, floor, situation, self, bounds)
         ramp = 2 * self._most_tokens
@@ -116,18 +120,23 @@ class AdaptiveChunkSizer(ChunkSizer):
 
     def _bounds(self, situation: StepSituation) -> TimeBounds:
         """How long the step may take beside the decodes, and how far the fit is trusted."""
-        target_s, base = self.target_s(situation.decodes), self.cost.predict(situation.decodes)
+        usual_s, base = self.target_s(situation.decodes), self.cost.predict(situation.decodes)
         # A deep queue is served by finishing what runs, which frees sequences: up to half of the room goes to decodes.
+        # (Not of what a wait adds: only the budget can be what a prefill waits for, so sequences are not short.)
         crowding = min(situation.num_waiting / (4 * situation.max_num_seqs), 1.0)
+        target_s, reason = usual_s, "queue depth" if crowding > 0.25 else "target_itl"
+        if situation.wait > 1.0 and usual_s < MAX_STEP_S:
+            stretch = 1.0 + (MAX_STRETCH - 1.0) * min(situation.wait - 1.0, 1.0)
+            target_s, reason = min(stretch * usual_s, MAX_STEP_S), "max_prefill_wait_s"
         return TimeBounds(
             target_s=target_s,
-            limit_s=target_s - crowding * 0.5 * max(target_s - base, 0.0),
-            reason="queue depth" if crowding > 0.25 else "target_itl",
+            limit_s=target_s - crowding * 0.5 * max(usual_s - base, 0.0),
+            reason=reason,
             most_pairs=4 * self.most_pairs,
         )
 
     def target_s(self, decodes: StepLoad) -> float:
-        """Longest step while ``decodes`` are waiting for their tokens."""
+        """Longest step while ``decodes`` are waiting for their tokens and no prefill for too long."""
         if self._target_itl_s is not None:
             return self._target_itl_s
         return max(0.050, 2.0 * self.cost.predict(decodes))

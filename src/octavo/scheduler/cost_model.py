@@ -36,6 +36,10 @@ class StepCostModel:
     count alike, and the past fades by ``FORGET`` per step. Decode-only and mixed steps fade separately: an hour of
     pure decoding must not erase what a prefill token costs. A machine that turns slower or faster as a whole is
     followed at once: predictions are multiplied by the median of (observed / fitted) over the last steps.
+
+    Where the first steps leave open what costs what, the order of the fit decides, and it must not make decodes dear:
+    the automatic target is twice a decode-only step. So a first step is laid to its tokens alone, and what long prompts
+    cost beyond that to pairs; as KV tokens it would be charged to each position that each decode reads.
     """
 
     def __init__(self) -> None:
@@ -65,6 +69,8 @@ class StepCostModel:
         if duration_s <= 0.0:
             return  # a runner without a clock
         x = (SCALE[0], load.tokens * SCALE[1], load.kv_tokens * SCALE[2], load.pairs * SCALE[3])
+        if not self.has_learned:  # laid to the step's size: of what any step would cost, one step says nothing
+            self._weights[1] = duration_s / x[1]
         error = abs(self._speed * self._fitted(x) / duration_s - 1.0)
         trust = 1.0 if error <= OUTLIER else OUTLIER / error
         squares, products = self._sums[mixed]
@@ -95,7 +101,7 @@ class StepCostModel:
             products[i] += ridge * last[i]
         for _ in range(SWEEPS):
             moved = False
-            for i in range(4):
+            for i in (0, 1, 3, 2):  # pairs before KV tokens: see StepCostModel
                 row, weight = squares[i], weights[i]
                 if row[i] > 0.0:
                     rest = row[0] * weights[0] + row[1] * weights[1] + row[2] * weights[2] + row[3] * weights[3]

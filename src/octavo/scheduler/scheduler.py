@@ -278,10 +278,13 @@ class Scheduler:
                 left -= 1
 
     def _place_prefills(self, draft: _Draft, budget: StepBudget) -> None:
-        """Continue the chunks in progress, in policy order."""
-        for seq in tuple(self._running):
-            if seq.table is None or seq in draft.placed:
-                continue
+        """Continue the chunks in progress, in policy order; but whoever got nothing for too long goes first."""
+        late_s = draft.now - self._max_prefill_wait_s
+        prefills = [seq for seq in self._running if seq not in draft.placed]
+        prefills.sort(key=lambda seq: min(seq.progress_s, late_s))
+        for seq in prefills:
+            if seq.table is None:
+                continue  # preempted a moment ago
             start = seq.num_computed
             wanted, reason = budget.allow(start, seq.remaining)
             if wanted <= 0:
@@ -316,7 +319,7 @@ class Scheduler:
         victim.table = None
         victim.num_computed = 0
         victim.num_preemptions += 1
-        victim.progress_s = draft.now
+        self._blocked_s = draft.now  # by memory: nobody joins in this step, and the victim is the next in its class
         self._policy.requeue(victim)
         draft.preempted.append(victim.request_id)
 
@@ -337,7 +340,7 @@ class Scheduler:
                 spare_blocks=max(self.manager.num_available - decodes, 0),
                 num_waiting=self.num_waiting,
                 max_num_seqs=self._max_num_seqs,
-                overdue=waited_s > self._max_prefill_wait_s,
+                wait=waited_s / self._max_prefill_wait_s,
             )
         )
 

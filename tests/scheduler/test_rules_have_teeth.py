@@ -1,0 +1,260 @@
+"""Every documented rule of admission, preemption and forks has a planted fault that the random schedules notice.
+
+A fault is a changed line of the product. The rule is quoted from docs/scheduling.md, so that a rule that is rewritten
+there, or a line that is rewritten in the code, asks for a new fault here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from test_schedule_invariance import NUM_SCHEDULES, run_schedules
+
+from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.scheduler.policy import FairPolicy, QueuePolicy
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence
+
+PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
+
+
+class Fault(NamedTuple):
+    rule: str  # words of docs/scheduling.md
+    where: Any  # a function, or a property
+    line: str  # stands once in its source
+    planted: str
+
+
+FAULTS = {
+    # A step
+    "admits where it preempted": Fault(
+        "Not in a step that preempted.", Scheduler.plan, "if not draft.preempted:", "if True:"
+    ),
+    # Admission
+    "charges what is cached": Fault(
+        "only what is not cached is charged to the budget",
+        Scheduler._try_admit,
+        "budget.spend(cached, num_tokens)",
+        "budget.spend(0, cached + num_tokens)",
+    ),
+    "takes the last token from the cache": Fault(
+        "The last known token is never taken from the cache",
+        Sequence.lookup_limit,
+        "limit = len(self.tokens) - 1",
+        "limit = len(self.tokens)",
+    ),
+    "looks at the prompt alone": Fault(
+        "It is admitted if its whole known length fits",
+        Scheduler._try_admit,
+        "if not manager.fits(match, length, reserve):",
+        "if not manager.fits(match, min(length, seq.prompt_len), reserve):",
+    ),
+    "forgets what running prompts have to allocate": Fault(
+        "beside what running prompts still have to allocate",
+        Scheduler._try_admit,
+        "reserve = owed + len(self._running)",
+        "reserve = len(self._running)",
+    ),
+    "keeps no block for the running": Fault(
+        "one block for each running sequence",
+        Scheduler._try_admit,
+        "reserve = owed + len(self._running)",
+        "reserve = owed",
+    ),
+    "keeps a block for nobody": Fault(
+        "With nobody running, any request that fits in the pool fits",
+        Scheduler._try_admit,
+        "reserve = owed + len(self._running)",
+        "reserve = owed + len(self._running) + 1",
+    ),
+    "lets others overtake": Fault(
+        "Nobody overtakes a request that lacks memory, budget or a free sequence",
+        Scheduler._admit,
+        "return",
+        "continue",
+    ),
+    "queues what can never fit": Fault(
+        "A request that could not fit even alone fails at once",
+        Scheduler.add,
+        "if needed > self.manager.num_blocks:",
+        "if False:",
+    ),
+    "refuses what fits exactly": Fault(
+        "A request that could not fit even alone fails at once",
+        Scheduler.add,
+        "if needed > self.manager.num_blocks:",
+        "if needed >= self.manager.num_blocks:",
+    ),
+    "lets nobody pass those who wait for a running sequence": Fault(
+        "Two kinds of waiting do let others pass",
+        Scheduler._admit,
+        "seq.progress_s = draft.now\n            continue",
+        "seq.progress_s = draft.now\n            return",
+    ),
+    "computes a shared prefix twice": Fault(
+        "the next block it needs is being computed",
+        Scheduler._match,
+        'if match.reason == "in flight":',
+        "if False:",
+    ),
+    "waits on when the one that computes has gone": Fault(
+        "If the one that computes it ends or is preempted, the first of the waiting takes over in the next step",
+        Scheduler._match,
+        "if self.manager.is_in_flight(seq.awaiting):",
+        "if True:",
+    ),
+    "announces blocks of the dead": Fault(
+        "If the one that computes it ends or is preempted, the first of the waiting takes over in the next step",
+        KVCacheManager.release,
+        "if self._in_flight.get(block_hash) is table:",
+        "if False:",
+    ),
+    # Preemption
+    "preempts before it evicts": Fault(
+        "The pool is dry when there is no free block and none that only the tree holds",
+        KVCacheManager.grow,
+        "(self._pool.num_free or self._tree.num_unreferenced)",
+        "self._pool.num_free",
+    ),
+    "preempts the second in line": Fault(
+        "**Who**: the last in policy order", QueuePolicy.victim, "return running[-1]", "return running[1]"
+    ),
+    "fair preempts whoever came last": Fault(
+        "Under `fair`, the newest of the client that is furthest ahead",
+        FairPolicy.victim,
+        "return min(",
+        "return running[-1]\n    return min(",
+    ),
+    "fair preempts the oldest": Fault(
+        "Under `fair`, the newest of the client that is furthest ahead",
+        FairPolicy.victim,
+        "reversed(running[1:])",
+        "running[1:]",
+    ),
+    "preempts the first": Fault(
+        "**Never the first in policy order.**", QueuePolicy.victim, "return running[-1]", "return running[0]"
+    ),
+    "forgets what was computed": Fault(
+        "What it had computed stays in the prefix tree while there is room",
+        Scheduler._preempt,
+        "self.manager.release(victim.table)",
+        "self.manager.release(victim.table, suspect=True)",
+    ),
+    "keeps the place in the plan": Fault(
+        "If it already had a place in the plan being made, it loses that place",
+        Scheduler._preempt,
+        "draft.placed.pop(victim, None)",
+        "pass",
+    ),
+    "sends it to the tail": Fault(
+        "It waits at the head of its class",
+        QueuePolicy.requeue,
+        "if ranks and min(ranks) < seq.rank:",
+        "if ranks:\n        seq.rank = (max(ranks)[0], max(ranks)[1] + 1)\n    if False:",
+    ),
+    "lets it back before all of it fits": Fault(
+        "returns when its *whole* known length fits beside one block for each running sequence",
+        Scheduler._try_admit,
+        "if not manager.fits(match, length, reserve):",
+        "if not seq.num_preemptions and not manager.fits(match, length, reserve):",
+    ),
+    "forgets the tokens": Fault(
+        "Its seed and its tokens are kept",
+        Scheduler._preempt,
+        "victim.num_computed = 0",
+        "victim.num_computed = 0\n    del victim.tokens[victim.prompt_len :]",
+    ),
+    "computes prompt logprobs again": Fault(
+        "Prompt logprobs already delivered are not computed again",
+        Scheduler._preempt,
+        "victim.num_computed = 0",
+        "victim.num_computed = 0\n    victim.next_prompt_logprob = min(1, victim.next_prompt_logprob)",
+    ),
+    # Forks
+    "lets forks compute the prompt too": Fault(
+        "While one member of such a family computes the prompt, the rest wait",
+        Scheduler._match,
+        "return FORK_PARENT",
+        "pass",
+    ),
+    "forks before the prompt has KV": Fault(
+        "Once its positions up to the last prompt token have KV",
+        Scheduler._match,
+        "o.num_computed >= prompt_computed",
+        "o.num_computed >= prompt_computed - 1",
+    ),
+    "forks in the step of the admission": Fault(
+        "Once its positions up to the last prompt token have KV",
+        Scheduler._match,
+        "and o.admitted_step != self._step_id",
+        "",
+    ),
+    "shares the block that is only partly filled": Fault(
+        "copies the one that is only partly filled",
+        KVCacheManager.fork,
+        "copy_from=table[whole] if rest else None",
+        "copy_from=None",
+    ),
+    "lets only the first member serve": Fault(
+        "Any running member can serve",
+        Scheduler._match,
+        "donor = next(ready, None)",
+        "donor = next((o for o in ready if o is self._groups[seq.group][0]), None)",
+    ),
+    "waits for a family of which nobody runs": Fault(
+        "if none runs any more, the first in line computes the prompt",
+        Scheduler._match,
+        "if donor is None and siblings and not seq.num_preemptions:",
+        "if donor is None and len(self._groups[seq.group]) > 1 and not seq.num_preemptions:",
+    ),
+}
+
+
+def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
+    """Replace the function by one with the changed line."""
+    function = fault.where.fget if isinstance(fault.where, property) else fault.where
+    assert function is not None
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(fault.line) == 1, f"{function.__qualname__} has no {fault.line!r}: plant another fault"
+    module = sys.modules[function.__module__]
+    code = compile(
+        "from __future__ import annotations\n" + source.replace(fault.line, fault.planted),
+        module.__file__ or "",
+        "exec",
+    )
+    names: dict[str, Any] = {}
+    exec(code, {**vars(module)}, names)
+    owner, _, name = function.__qualname__.partition(".")
+    patch.setattr(vars(module)[owner], name, names[name])
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_planted_in_a_documented_rule_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(FAULTS[name], monkeypatch)
+    with pytest.raises(AssertionError):
+        run_schedules(range(NUM_SCHEDULES))
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_each_fault_names_a_rule_that_is_documented() -> None:
+    page = words(PAGE.read_text(encoding="utf-8"))
+    assert [fault.rule for fault in FAULTS.values() if fault.rule not in page] == []
+
+
+def test_each_documented_rule_of_admission_and_preemption_has_a_fault() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for title in ("Admission", "Preemption"):
+        section = re.split(r"^##+ ", page[page.index(f"\n## {title}\n") :], flags=re.MULTILINE)[1]
+        bullets = [words(bullet) for bullet in re.split(r"^- ", section, flags=re.MULTILINE)[1:]]
+        assert len(bullets) >= 4
+        bare = [bullet for bullet in bullets if not any(fault.rule in bullet for fault in FAULTS.values())]
+        assert [bullet for bullet in bare if not bullet.startswith("`fork_parent`: see forks")] == []
