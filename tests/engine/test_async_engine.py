@@ -415,6 +415,21 @@ def test_a_full_queue_refuses_and_opens_again() -> None:
     with_engine(test, max_num_seqs=1, max_queue=2)
 
 
+def test_each_choice_of_a_request_takes_its_place_in_the_queue() -> None:
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        three = engine.submit([1], params(), request_id="three", n=3)
+        with pytest.raises(QueueFull, match="3 sequences are in the engine; the limit is 4"):
+            engine.submit([1], params(), request_id="two", n=2)
+        one = engine.submit([1], params(), request_id="one")
+        with pytest.raises(QueueFull, match="4 sequences"):
+            engine.submit([1], params(), request_id="another")
+        runner.gate.set()
+        await asyncio.gather(collect(three), collect(one))
+
+    with_engine(test, max_num_seqs=1, max_queue=3)
+
+
 def test_draining_finishes_what_runs_and_refuses_the_rest() -> None:
     async def test(engine: AsyncEngine, runner: Runner) -> None:
         runner.gate.clear()

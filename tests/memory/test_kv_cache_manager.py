@@ -240,3 +240,17 @@ def test_integrity_finds_damage(damage: str) -> None:
         manager._in_flight[5] = table
     with pytest.raises(AssertionError):
         manager.check_integrity()
+
+
+def test_what_was_let_go_last_is_evicted_last() -> None:
+    """Not what was computed last: a long answer's blocks are fresh when it ends."""
+    manager = KVCacheManager(4, SIZE)
+    long = start(manager, [1, 2, 3, 4])
+    manager.commit(long, [1, 2, 3, 4], 4)
+    (brief,) = run(manager, [5, 6, 7, 8])  # begins later, ends sooner
+    manager.release(long)
+    table, _ = manager.open(manager.lookup([9] * 12, 11), [9] * 12, 12)
+    manager.grow(table, 12)
+    assert brief in table.to_list()
+    assert manager.lookup([1, 2, 3, 4, 0], 4).num_tokens == 4
+    assert manager.lookup([5, 6, 7, 8, 0], 4).num_tokens == 0
