@@ -12,7 +12,7 @@ PORT   ?= 8000
 # Some environments forbid bytecode files; then every process that a test starts would compile octavo anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test test-fast check format bench install dev clean
+.PHONY: serve test test-fast check format bench mutants install dev clean
 .DEFAULT_GOAL := serve
 
 serve: install
@@ -57,6 +57,10 @@ format: dev
 
 bench: dev
 	$(BIN)/python benchmarks/benchmark.py --num-requests 5 --max-tokens 64
+
+# Hours for all; MUTANTS='src/octavo/scheduler/policy.py' or '--sample 40 src/octavo/memory' for less. Not part of CI.
+mutants: dev
+	$(BIN)/python scripts/mutants.py $(MUTANTS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

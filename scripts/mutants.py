@@ -22,7 +22,6 @@ import random
 import resource
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -183,7 +182,8 @@ def run_tests(tests: list[str], mutant: Mutant | None, cpu_s: float) -> tuple[in
             resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 1, int(cpu_s) + 2))
             if mutant is not None:
                 sys.meta_path.insert(0, Hook(mutant))
-            options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"]
+            options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            options += ["--hypothesis-profile=mutants", "--hypothesis-seed=0", "-W", "ignore::pytest.PytestWarning"]
             code = int(pytest.main([*options, *tests]))
         finally:
             os._exit(code)
@@ -242,7 +242,13 @@ def main() -> None:
 
 if __name__ == "__main__":
     import pytest  # before forking: what no mutant changes is imported once
+    from hypothesis import HealthCheck, Phase, settings
 
-    with tempfile.TemporaryDirectory() as examples:
-        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = examples
-        main()
+    settings.register_profile(  # a failure need not be shrunk, nor remembered
+        "mutants",
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=HealthCheck,
+    )
+    main()
