@@ -316,3 +316,13 @@ def test_a_preempted_sequence_goes_to_the_head_of_its_class(name: str) -> None:
     assert policy.num_waiting == 4
     if name == "priority":
         assert order[0] == "0"
+
+
+@pytest.mark.parametrize("name", ["fcfs", "priority", "fair"])
+def test_a_step_looks_at_256_waiting_requests_at_most(name: str) -> None:
+    policy = make_policy(name, aging_s=10.0, quantum=16)  # type: ignore[arg-type]
+    for i in range(300):
+        policy.add(sequence(f"{i}", client=f"{i % 3}"))
+    looked_at = [seq.request_id for seq in policy.candidates()]
+    assert len(looked_at) == len(set(looked_at)) == 256
+    assert policy.num_waiting == 300

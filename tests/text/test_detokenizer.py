@@ -42,14 +42,17 @@ def test_well_formed_text_never_shows_a_broken_character(small_tokenizer: Tokeni
         shown += detokenizer.push(token_id)
         assert text.startswith(shown)
     assert shown == text
+    assert not detokenizer.pending
     assert detokenizer.flush() == ""
 
 
 def test_a_character_that_never_completes_becomes_one_replacement_at_the_end(small_tokenizer: Tokenizer) -> None:
     ids = small_tokenizer.encode("a€")
     detokenizer = Detokenizer(small_tokenizer)
+    assert not detokenizer.pending
     euro = small_tokenizer.encode("😀")
     assert [detokenizer.push(i) for i in ids] == ["a", "€"]
+    assert not detokenizer.pending
     assert [detokenizer.push(i) for i in euro[:-1]] == [""] * (len(euro) - 1)
     assert detokenizer.pending
     assert detokenizer.flush() == "\ufffd"
