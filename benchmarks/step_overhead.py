@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.api.server import serve
-from octavo.cli.bench_latency import distribution
 from octavo.cli.bench_throughput import ThroughputBench
+from octavo.cli.distributions import distribution
 from octavo.cli.report import config_facts, host_facts, save
 from octavo.core.config import EngineConfig, ServerConfig
 from octavo.engine.async_engine import AsyncEngine

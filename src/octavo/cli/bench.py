@@ -18,8 +18,8 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from octavo.cli.bench_latency import Lengths
     from octavo.cli.bench_throughput import CaseResult, ThroughputBench
+    from octavo.cli.distributions import Lengths
     from octavo.engine.load import LoadedEngine
 
 app = typer.Typer(
@@ -225,7 +225,7 @@ def latency(
 
 
 def _lengths(text: str) -> Lengths:
-    from octavo.cli.bench_latency import Lengths
+    from octavo.cli.distributions import Lengths
 
     try:
         return Lengths.parse(text)

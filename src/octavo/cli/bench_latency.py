@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from octavo.cli.distributions import Lengths, distribution
 from octavo.core.errors import ConfigError, RequestFailed
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.load import LoadedEngine
 from octavo.engine.requests import make_requests
-
-_RANGE = re.compile(r"([0-9]+)(?::([0-9]+))?")
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """A uniform distribution over whole numbers from ``low`` to ``high``, both included."""
-
-    low: int
-    high: int
-
-    @classmethod
-    def parse(cls, text: str) -> Lengths:
-        """``128`` -> always 128; ``32:512`` -> 32 to 512. ConfigError for anything else."""
-        match = _RANGE.fullmatch(text.strip())
-        if match is None or not 1 <= (low := int(match[1])) <= (high := int(match[2] or match[1])):
-            raise ConfigError(f"{text!r} is not a number of tokens; write 128, or 32:512 for a range, from 1 up")
-        return cls(low, high)
-
-    def draw(self, rng: random.Random) -> int:
-        return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,26 +123,6 @@ def run_workload(engine: LoadedEngine, workload: Workload) -> list[RequestSample
 def _submit(engine: LoadedEngine, planned: PlannedRequest, request_id: str, arrival_s: float) -> None:
     sampling = SamplingParams(temperature=0.0, seed=1, max_tokens=planned.output_tokens, ignore_eos=True)
     engine.submit(make_requests(engine.config, planned.prompt, sampling, request_id=request_id, arrival_s=arrival_s))
-
-
-def distribution(values: Iterable[float]) -> dict[str, float] | None:
-    """Mean, percentiles (nearest rank) and extremes; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-
-    def rank(percent: int) -> float:
-        return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
-
-    return {
-        "count": len(ordered),
-        "mean": sum(ordered) / len(ordered),
-        "min": ordered[0],
-        "p50": rank(50),
-        "p90": rank(90),
-        "p99": rank(99),
-        "max": ordered[-1],
-    }
 
 
 def latencies(samples: Sequence[RequestSample]) -> dict[str, dict[str, float] | None]:
