@@ -17,7 +17,10 @@ from octavo.cli.main import app
 HEAVY = ("numpy", "torch", "transformers", "fastapi", "uvicorn", "huggingface_hub", "jinja2", "tokenizers", "rich")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["chat", "--help"], ["bench", "latency", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["serve", "--help"], ["chat", "--help"], ["bench", "latency", "--help"], ["bench", "serve", "--help"]],
+)
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     code = (
         "import sys\nfrom octavo.cli.main import app\n"

@@ -1,4 +1,4 @@
-"""``octavo bench``: how fast the engine is on this machine, offline, with every sample kept."""
+"""``octavo bench``: how fast the engine is on this machine, offline, and any server over HTTP; every sample kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli import bound
+from octavo.cli import bench_serve, bound
 from octavo.cli.console import remark
 from octavo.cli.flags import with_config
 from octavo.cli.sampling import Temperature
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from octavo.engine.load import LoadedEngine
 
 app = typer.Typer(
-    help="Measure the engine on this machine: no server, random prompts, every sample in a JSON file.",
+    help="Measure the engine on this machine, or any server: random prompts, every sample in a JSON file.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
+app.command()(bench_serve.serve)
+app.command()(bench_serve.compare)
 
 #: Prompts are random, so that a prefix cache would only make old prompts occupy memory.
 _NO_PREFIX_CACHE = ("enable_prefix_caching", "share_prefix_cache")

@@ -33,6 +33,9 @@ class Lengths:
     def draw(self, rng: random.Random) -> int:
         return rng.randint(self.low, self.high)
 
+    def __str__(self) -> str:
+        return f"{self.low}" if self.low == self.high else f"{self.low}:{self.high}"
+
 
 def distribution(values: Iterable[float]) -> dict[str, float] | None:
     """Mean, percentiles (nearest rank) and extremes; None of nothing."""

@@ -11,7 +11,8 @@ OctavoError
 ├── RequestFailed               500  this request failed inside the engine; others go on
 ├── ConfigError                 start-up: wishes that contradict each other or the machine
 ├── ModelFileError              start-up: a model file that is damaged, hostile or unsupported
-└── DownloadError               start-up: a model that could not be fetched
+├── DownloadError               start-up: a model that could not be fetched
+└── ServerUnusable              bench serve: somebody's server that cannot be measured
 """
 
 from __future__ import annotations
@@ -83,3 +84,7 @@ class ModelFileError(OctavoError):
 
 class DownloadError(OctavoError):
     """A model that could not be fetched or did not match its checksum."""
+
+
+class ServerUnusable(OctavoError):
+    """A server that a benchmark was pointed at and that cannot be measured: not there, no access, not OpenAI-like."""
