@@ -5,16 +5,28 @@
     weights = random_llama(tmp_path / "tiny.gguf", encoding="Q4_1", seed=1)     # a file, and what is in it
     weights["layers.0.q.weight"]                                                # [64, 64] float32, rotate-half rows
 
-Written from the format's description alone, sharing nothing with the reader but the names of the encodings.
+Encodings are written out here once more, from the format's description alone; the container is octavo's own writer,
+which tests/weights/test_gguf_writer.py holds against the ``gguf`` package.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+
+from octavo.model.weights.gguf_writer import (
+    Typed,
+    pack_header,
+    pack_key,
+    pack_string,
+    pack_tensor_info,
+    pack_value,
+)
+
+__all__ = ["Typed", "pack_header", "pack_key", "pack_string", "pack_tensor_info", "pack_value"]
 
 TYPE_NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
 CHAT_TEMPLATE = (
@@ -22,66 +34,6 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2 of random_llama's vocabulary
-
-
-class Typed:
-    """A metadata value whose GGUF type is given by its number instead of being chosen from the Python type."""
-
-    def __init__(self, kind: int, value: object) -> None:
-        self.kind, self.value = kind, value
-
-
-_STRUCTS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
-
-
-def pack_string(text: str | bytes) -> bytes:
-    data = text.encode() if isinstance(text, str) else text
-    return struct.pack("<Q", len(data)) + data
-
-
-def _kind_of(value: object) -> int:
-    if isinstance(value, bool):
-        return 7
-    if isinstance(value, int):
-        return 4 if 0 <= value < 1 << 32 else 10 if value >= 0 else 5
-    if isinstance(value, float):
-        return 6
-    return 8 if isinstance(value, str | bytes) else 9
-
-
-def pack_value(value: object) -> tuple[int, bytes]:
-    """(type number, bytes). A list takes the type of its first element; an empty one is of strings."""
-    if isinstance(value, Typed):
-        return value.kind, _pack_as(value.kind, value.value)
-    kind = _kind_of(value)
-    return kind, _pack_as(kind, value)
-
-
-def _pack_as(kind: int, value: object) -> bytes:
-    if kind == 8:
-        assert isinstance(value, str | bytes)
-        return pack_string(value)
-    if kind == 9:
-        assert isinstance(value, Sequence)
-        inner = 8 if not value else value[0].kind if isinstance(value[0], Typed) else _kind_of(value[0])
-        items = b"".join(_pack_as(inner, item.value if isinstance(item, Typed) else item) for item in value)
-        return struct.pack("<IQ", inner, len(value)) + items
-    return struct.pack(_STRUCTS[kind], value)
-
-
-def pack_key(key: str | bytes, value: object) -> bytes:
-    kind, data = pack_value(value)
-    return pack_string(key) + struct.pack("<I", kind) + data
-
-
-def pack_tensor_info(name: str | bytes, shape: Sequence[int], kind: int, offset: int) -> bytes:
-    """``shape`` is row-major, as everywhere but in the file."""
-    dims = struct.pack(f"<{len(shape)}Q", *reversed(shape))
-    return pack_string(name) + struct.pack("<I", len(shape)) + dims + struct.pack("<IQ", kind, offset)
-
-
-def pack_header(num_tensors: int, num_keys: int, *, magic: bytes = b"GGUF", version: int = 3) -> bytes:
-    return magic + struct.pack("<IQQ", version, num_tensors, num_keys)
 
 
 def write_gguf(

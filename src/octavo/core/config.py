@@ -12,6 +12,8 @@ Policy = Literal["fcfs", "priority", "fair"]
 Chunking = Literal["adaptive", "fixed"]
 StepMode = Literal["mixed", "split"]
 Numerics = Literal["exact", "fast"]
+LoadFormat = Literal["auto", "dummy"]
+DummyFormat = Literal["F32", "BF16", "Q8_0", "Q4_0", "Q4_1"]
 
 
 def _wish(default: Any, doc: str, *, low: float | None = None, high: float | None = None, unit: str = "") -> Any:
@@ -64,6 +66,11 @@ class EngineConfig:
     """The wish. ``None`` means auto: ``engine/resolve_config.py`` decides from the model and the machine."""
 
     model: str = _wish("smollm2-135m", "Alias, hub id, folder or path of a .gguf file.")
+    load_format: LoadFormat = _wish(
+        "auto",
+        "auto: what is there; dummy: random weights in the shape that MODEL's config.json or GGUF metadata describes.",
+    )
+    dummy_format: DummyFormat = _wish("BF16", "dummy: how the matrices are stored.")
     backend: Literal["auto", "torch", "native"] = _wish("auto", "Who computes.")
     device: Literal["auto", "cpu", "mps", "cuda"] = _wish("auto", "Device of the torch backend.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _wish("auto", "torch: type of activations.")

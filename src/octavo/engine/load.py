@@ -23,6 +23,7 @@ from octavo.kernels.base import KVCacheLayout
 from octavo.kernels.select import create_backend
 from octavo.model import decoder
 from octavo.model.weights.base import WeightSource
+from octavo.model.weights.dummy import DummyWeights, open_dummy
 from octavo.model.weights.gguf import GGUFWeights
 from octavo.model.weights.hub import resolve_model
 from octavo.model.weights.loader import check_complete, open_weights
@@ -31,6 +32,7 @@ from octavo.observability.metrics import Metrics
 from octavo.observability.trace import Tracer
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.chat_template import ChatTemplate
+from octavo.text.dummy_vocabulary import dummy_vocabulary
 from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -110,7 +112,7 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
     """Load the model, size the pool, warm up. Raises ConfigError, ModelFileError or DownloadError."""
     started = time.perf_counter()
     found = resolve_model(wish.model)
-    source = open_weights(found.path)
+    source = open_weights(found.path) if wish.load_format == "auto" else open_dummy(found.path, wish.dummy_format)
     machine = probe_machine()
     check_complete(source, decoder.expected_tensors(source.config))
     tokenizer = _tokenizer(source, found.path)
@@ -154,7 +156,7 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
         system_fingerprint=_fingerprint(backend.fingerprint, source.fingerprint),
         weights_bytes=cost.weights_bytes if cost is not None else 0,
         chat_template=which_template,
-        notes=pool.notes,
+        notes=pool.notes if wish.load_format == "auto" else (f"weights: random {wish.dummy_format}", *pool.notes),
     )
     runner = ModelRunner(backend, block_size=wish.block_size, step_mode=wish.step_mode)
     runner.warm_up(wish.max_num_batched_tokens)
@@ -174,7 +176,9 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
 
 
 def _tokenizer(source: WeightSource, path: Path) -> Tokenizer:
-    """The tokenizer that comes with the weights: GGUF metadata, or the files beside them."""
+    """The tokenizer that comes with the weights: GGUF metadata, or the files beside them. Dummy weights need none."""
+    if isinstance(source, DummyWeights) and (source.metadata or not (path / "tokenizer.json").exists()):
+        return Tokenizer.from_gguf(source.metadata or dummy_vocabulary(source.config.vocab_size))
     if isinstance(source, GGUFWeights):
         return Tokenizer.from_gguf(source.file.metadata)
     return Tokenizer.from_folder(path if path.is_dir() else path.parent)

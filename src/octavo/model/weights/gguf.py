@@ -19,6 +19,7 @@ from octavo.model.weights.config_values import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
+    MAX_VOCAB,
     MAX_WIDTH,
     ConfigValues,
     check_shape,
@@ -45,6 +46,8 @@ _IN_LAYER = {
     "ffn_up": "up",
     "ffn_down": "down",
 }
+_FROM_TOP_LEVEL = {name: file_name for file_name, name in _TOP_LEVEL.items()}
+_FROM_LAYER = {part: file_part for file_part, part in _IN_LAYER.items()}
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 _INTERLEAVED = re.compile(r"blk\.[0-9]+\.attn_[qk]\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"  # llama 3's frequency divisors: read into the config, so not a weight
@@ -99,7 +102,7 @@ class GGUFWeights(WeightSource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.file = GGUFFile(path)
         try:
-            self.config = _read_config(self.file)
+            self.config = read_gguf_config(self.file)
             self._file_names = _canonical_names(self.file)
         except BaseException:
             self.file.close()
@@ -136,11 +139,9 @@ class GGUFWeights(WeightSource):
         llama GGUFs keep the two dimensions that RoPE rotates together in neighbouring rows 2j, 2j + 1 of a head; the
         kernels pair j with j + rope_dim / 2. Dimensions beyond rope_dim are not rotated and stay where they are.
         """
-        head_dim, half = self.config.head_dim, self.config.rope_dim // 2
+        head_dim, order = self.config.head_dim, _rotate_half_order(self.config)
         if num_rows % head_dim:
             return data  # mis-shaped: check_complete names it
-        order = np.arange(head_dim)
-        order[: 2 * half] = np.arange(2 * half).reshape(half, 2).T.ravel()
         return data.reshape(num_rows // head_dim, head_dim, -1)[:, order].reshape(-1)
 
 
@@ -169,7 +170,34 @@ def canonical_name(file_name: str) -> str:
     return f"layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
 
 
-def _read_config(file: GGUFFile) -> ModelConfig:
+def gguf_name(name: str) -> str:
+    """Canonical name -> GGUF tensor name, the inverse of ``canonical_name``; KeyError if there is none."""
+    if not name.startswith("layers."):
+        return _FROM_TOP_LEVEL[name]
+    _, layer, part, kind = name.split(".")
+    return f"blk.{layer}.{_FROM_LAYER[part]}.{kind}"
+
+
+def interleaved(name: str, data: NDArray[np.uint8], config: ModelConfig) -> NDArray[np.uint8]:
+    """The bytes of a canonical tensor in the file's order of rows: Q and K interleaved, everything else as it is."""
+    part = name.split(".")[-2]
+    if part not in ("q", "k"):
+        return data
+    num_heads = config.num_heads if part == "q" else config.num_kv_heads
+    order = np.argsort(_rotate_half_order(config))
+    return data.reshape(num_heads, config.head_dim, -1)[:, order].reshape(-1)
+
+
+def _rotate_half_order(config: ModelConfig) -> NDArray[np.intp]:
+    """[head_dim]: which row of a head in the file each row in rotate-half order is."""
+    half = config.rope_dim // 2
+    order = np.arange(config.head_dim)
+    order[: 2 * half] = np.arange(2 * half).reshape(half, 2).T.ravel()
+    return order
+
+
+def read_gguf_config(file: GGUFFile) -> ModelConfig:
+    """The shape that the metadata describes. Of a file without tensors (a vocabulary) the head counts as untied."""
     general = ConfigValues(file.metadata, str(file.path))
     architecture = general.text("general.architecture")
     if architecture != "llama":
@@ -194,26 +222,28 @@ def _read_config(file: GGUFFile) -> ModelConfig:
         architecture=architecture,
         name=plain(general.text("general.name", default=file.path.stem), 100),
         hidden_size=hidden_size,
-        num_layers=values.whole("block_count", min(MAX_LAYERS, len(file.tensors))),
+        num_layers=values.whole("block_count", min(MAX_LAYERS, len(file.tensors) or MAX_LAYERS)),
         num_heads=num_heads,
         num_kv_heads=values.whole("attention.head_count_kv", num_heads, default=num_heads),
         head_dim=head_dim,
         intermediate_size=values.whole("feed_forward_length", MAX_WIDTH),
-        vocab_size=_vocab_size(file, general),
+        vocab_size=_vocab_size(file, general, values),
         max_position=values.whole("context_length", MAX_CONTEXT),
         rms_norm_eps=values.real("attention.layer_norm_rms_epsilon", 1.0),
         rope_theta=rope_theta,
         rope_dim=rope_dim,
         rope_scaling=_rope_scaling(file, values, rope_theta, rope_dim),
-        tied_embeddings="output.weight" not in file.tensors,
+        tied_embeddings=bool(file.tensors) and "output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
     )
     return check_shape(config, str(file.path))
 
 
-def _vocab_size(file: GGUFFile, general: ConfigValues) -> int:
+def _vocab_size(file: GGUFFile, general: ConfigValues, values: ConfigValues) -> int:
     """Rows of the embedding, which must be as many as there are tokens."""
+    if not file.tensors:
+        return values.whole("vocab_size", MAX_VOCAB)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         general.fail("tensor 'token_embd.weight' is missing; this is not a complete model")
