@@ -12,7 +12,7 @@ PORT   ?= 8000
 # Some environments forbid bytecode files; then every process that a test starts would compile octavo anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test test-fast check format bench mutants install dev clean
+.PHONY: serve test test-fast check format bench mutants guard guard-update install dev clean
 .DEFAULT_GOAL := serve
 
 serve: install
@@ -61,6 +61,13 @@ bench: dev
 # Hours for all; MUTANTS='src/octavo/scheduler/policy.py' or '--sample 40 src/octavo/memory' for less. Not part of CI.
 mutants: dev
 	$(BIN)/python scripts/mutants.py $(MUTANTS)
+
+# Instructions of the hot paths, by valgrind, against benchmarks/guard/instructions.json (docs/guard.md).
+guard: dev
+	$(BIN)/python benchmarks/guard/instruction_counts.py
+
+guard-update: dev
+	$(BIN)/python benchmarks/guard/instruction_counts.py --update
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -87,17 +87,24 @@ def random_matrix(
     return backend.pack(tensor, frozenset({"linear"}))
 
 
-def step(num_seqs: int, queries: int, context: int) -> ModelInput:
-    """``num_seqs`` sequences of ``context`` positions, the last ``queries`` of which are run. No row is wanted."""
+def step(
+    num_seqs: int,
+    queries: int,
+    context: int,
+    *,
+    token_ids: Sequence[int] | None = None,
+    logit_rows: Sequence[int] = (),
+) -> ModelInput:
+    """``num_seqs`` sequences of ``context`` positions, the last ``queries`` of which are run; all tokens are 0."""
     tokens, width = num_seqs * queries, -(-context // BLOCK)
     positions = np.tile(np.arange(context - queries, context, dtype=np.int32), num_seqs)
     tables = np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width)
     slots = tables[np.repeat(np.arange(num_seqs), queries), positions // BLOCK] * BLOCK + positions % BLOCK
     return ModelInput.of(
-        token_ids=[0] * tokens,
+        token_ids=token_ids or [0] * tokens,
         positions=positions,
         slot_mapping=slots,
-        logit_rows=[],
+        logit_rows=logit_rows,
         query_starts=range(0, tokens + 1, queries),
         context_lens=[context] * num_seqs,
         block_tables=list(tables),
