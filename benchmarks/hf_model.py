@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from octavo.core.model_config import ModelConfig
-from octavo.model.weights.loader import open_weights
+from octavo.model.weights.base import WeightSource
 
 _LAYER_NAMES = {
     "attention_norm": "input_layernorm",
@@ -31,18 +31,24 @@ _TOP_NAMES = {
 }
 
 
-def load_llama(path: Path, dtype: torch.dtype) -> Any:
-    """The ``LlamaForCausalLM`` in the file at ``path``. ValueError for what this translation does not cover."""
-    source = open_weights(path)
-    try:
-        model: Any = LlamaForCausalLM(_llama_config(source.config))
-        state = {hf_name(name): torch.from_numpy(source.tensor(name).to_float32()) for name in source.names()}
-        if source.config.tied_embeddings:
-            state["lm_head.weight"] = state["model.embed_tokens.weight"]
-        model.load_state_dict(state, strict=True)
-        return model.eval().to(dtype)
-    finally:
-        source.close()
+def load_llama(source: WeightSource, dtype: torch.dtype) -> Any:
+    """The ``LlamaForCausalLM`` with these weights. ValueError for what this translation does not cover.
+
+    Beside the model itself one tensor is in memory at a time.
+    """
+    config = _llama_config(source.config)
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(config)
+    model = model.to(dtype).to_empty(device="cpu")
+    model.tie_weights()
+    model.model.rotary_emb = LlamaRotaryEmbedding(config=config)  # computed, so not among the weights
+    parameters = dict(model.named_parameters())  # a tied head is not named again
+    if missing := parameters.keys() ^ {hf_name(name) for name in source.names()}:
+        raise ValueError(f"{source.config.name}: weights and model do not fit: {sorted(missing)[:4]}")
+    with torch.no_grad():
+        for name in source.names():
+            parameters[hf_name(name)].copy_(torch.from_numpy(source.tensor(name).to_float32()))
+    return model.eval()
 
 
 def hf_name(name: str) -> str:
@@ -91,11 +97,14 @@ class TokenTimes:
         """Nothing is buffered."""
 
 
-def generate(model: Any, prompt_token_ids: list[int], max_tokens: int) -> TokenTimes:
-    """Exactly ``max_tokens`` greedy tokens after the prompt."""
+def generate(model: Any, prompt_token_ids: list[int], max_tokens: int, *, temperature: float = 0.0) -> TokenTimes:
+    """Exactly ``max_tokens`` tokens after the prompt, greedy at temperature 0, else from the whole distribution."""
     taken = TokenTimes()
     ids = torch.tensor([prompt_token_ids])
-    config = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+    draw: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        draw = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    config = GenerationConfig(max_new_tokens=max_tokens, eos_token_id=None, pad_token_id=0, **draw)
     with torch.inference_mode():
         model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, streamer=taken)
     return taken
