@@ -22,7 +22,6 @@ import sysconfig
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,12 +56,12 @@ class Verdict:
         return None if not self.stored or self.now is None else self.now / self.stored - 1
 
 
-def build_keys(native: ModuleSpec | None = None) -> dict[str, str]:
+def build_keys() -> dict[str, str]:
     """``hot_path.RestsOn`` -> what identifies the builds that its counts depend on."""
     arguments = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
     tuned = [name for name in ("--enable-optimizations", "--with-lto") if name in arguments]
     python = " ".join((platform.python_implementation(), platform.python_version(), platform.python_compiler(), *tuned))
-    spec = native or find_spec("octavo._native")
+    spec = find_spec("octavo._native")
     if spec is None or spec.origin is None:
         raise GuardError("octavo._native is not built; run make install")
     compiler = _COMPILER.search(Path(spec.origin).read_bytes())
@@ -187,10 +186,13 @@ def main() -> int:
     args = parser.parse_args()
     try:
         keys = build_keys()
-        now = {keys[group]: counts for group, counts in measure().items()}
+        counts = measure()
     except GuardError as error:
         print(f"guard: {error}", file=sys.stderr)
         return 2
+    now = {keys[group]: of_group for group, of_group in counts.items()}
+    if "native" not in counts:
+        print("not counted: the kernels; this CPU has no AVX2")
     if args.update:
         write_figures(now)
         print(f"wrote {sum(map(len, now.values()))} figures to {FIGURES}")

@@ -15,6 +15,8 @@ import native_paths
 import python_paths
 from hot_path import PATHS, HotPath
 
+from octavo import _native
+
 __all__ = ["main", "native_paths", "python_paths"]
 
 #: Iterations. CPython from 3.11 on specialises bytecode that has run a few times; kernels do not change.
@@ -22,10 +24,12 @@ WARM_UP = {"python": 12, "numpy": 12, "native": 2}
 
 
 def main(requests_library: str, names: list[str]) -> None:
-    """Count ``names``; KeyError for one that is unknown."""
+    """Count ``names``, less the kernels where there is no AVX2; KeyError for a name that is unknown."""
     requests = ctypes.CDLL(requests_library)
+    has_avx2 = "avx2" in _native.available_isas()
     for path in [PATHS[name] for name in names] if names else PATHS.values():
-        count(requests, path)
+        if path.rests_on != "native" or has_avx2:
+            count(requests, path)
 
 
 def count(requests: ctypes.CDLL, path: HotPath) -> None:
