@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.doctor import host_rows, machine_findings
+from octavo.cli.doctor import _examine, host_rows, machine_findings
 from octavo.cli.golden import FLOAT32_MARGIN, NARROW_MARGIN, check_golden, golden_prompts
 from octavo.cli.host import Host, package_version, probe_host
+from octavo.core.config import EngineConfig
+from octavo.engine.load import load_engine
+from weights.test_dummy import shape_folder
 
 GOOD_HOST = Host(
     cpu="a CPU",
@@ -114,3 +117,14 @@ def test_a_wrong_tokenizer_fails(fake_engine: Any) -> None:
     result = check_golden(fake_engine(lambda prompt: [1]), golden_prompts())
     assert len(result.differences) == result.num_prompts
     assert all("is tokenised differently" in difference for difference in result.differences)
+
+
+def test_random_weights_in_the_default_models_shape_are_not_held_against_its_golden_tokens(tmp_path: Path) -> None:
+    wish = EngineConfig(model=str(shape_folder(tmp_path)), load_format="dummy", kv_cache_memory=1 << 22, threads=1)
+    loaded = load_engine(wish)
+    try:
+        findings = list(_examine(loaded, is_default=True))
+    finally:
+        loaded.close()
+    assert [f.level for f in findings] == ["PASS", "NOTE"]
+    assert "golden tokens: not compared" in findings[1].text
