@@ -1,7 +1,8 @@
-"""The guard's worker with a slowdown planted first: ``planted.py REQUESTS.so PATH`` (the path says which)."""
+"""The guard's worker with slowdowns planted in the prefix tree, the detokeniser and the choice of kernels."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,7 @@ def push_without_the_fast_path(self: Detokenizer, token_id: int) -> str:
 
 PrefixTree.find = find_twice_over_the_tokens  # type: ignore[method-assign]
 Detokenizer.push = push_without_the_fast_path  # type: ignore[method-assign]
+os.environ["OCTAVO_ISA"] = "generic"  # what is left when a kernel is not chosen
 
 if __name__ == "__main__":
     worker.main(sys.argv[1], sys.argv[2:])

@@ -79,25 +79,34 @@ def test_without_valgrind_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch)
         guard.measure()
 
 
-PATHS = ["prefix tree: find, diverging inside block 32", "detokenizer: 64 words", "batch: 64 decodes"]
+#: Path -> whether planted.py has slowed it.
+SLOWED = {
+    "prefix tree: find, diverging inside block 32": True,
+    "detokenizer: 64 words": True,
+    "batch: 64 decodes": False,
+    "product: Q4_1, 1 row": True,
+}
+
+
+@pytest.fixture(scope="module")
+def before() -> guard.Figures:
+    return guard.measure(list(SLOWED))
 
 
 @needs_valgrind
 @pytest.mark.slow
-def test_it_sees_a_loop_in_the_prefix_tree_and_a_lost_fast_path_in_the_detokeniser_and_nothing_else() -> None:
-    before = guard.measure(PATHS)
-    verdicts = guard.compare(before, guard.measure(PATHS, script=HERE / "planted.py"))
-    assert {v.path: bool(v.problem) for v in verdicts} == dict(zip(PATHS, (True, True, False), strict=True))
+def test_it_sees_a_planted_loop_a_lost_fast_path_and_a_lost_kernel_and_nothing_else(before: guard.Figures) -> None:
+    verdicts = guard.compare(before, guard.measure(list(SLOWED), script=HERE / "planted.py"))
+    assert {v.path: bool(v.problem) for v in verdicts} == SLOWED
 
 
 @needs_valgrind
 @pytest.mark.slow
-def test_a_second_run_counts_the_same() -> None:
-    paths = ["prefix tree: find 1,024 tokens", "events: a chat stream of 64 chunks", "product: Q4_1, 1 row"]
-    first, second = guard.measure(paths), guard.measure(paths)
-    for group, counts in first.items():
+def test_a_second_run_counts_the_same(before: guard.Figures) -> None:
+    again = guard.measure(list(SLOWED))
+    for group, counts in before.items():
         for path, count in counts.items():
-            assert second[group][path] == pytest.approx(count, rel=0.005), path
+            assert again[group][path] == pytest.approx(count, rel=0.005), path
 
 
 @needs_valgrind
