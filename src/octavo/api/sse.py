@@ -23,9 +23,10 @@ from octavo.core.errors import OctavoError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: A comment is sent after this long without an event: proxies close what looks idle.
+#: A blank line is sent after this long without an event: proxies close what looks idle.
 KEEP_ALIVE_S = 15.0
-KEEP_ALIVE = b": keep-alive\n\n"
+#: Not a comment (": ..."): clients that strip each network chunk (vllm bench serve) would join it to the next event.
+KEEP_ALIVE = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
