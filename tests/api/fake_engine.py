@@ -15,6 +15,7 @@ from octavo.core.output import RequestOutput, Usage
 from octavo.core.plan import SampledToken
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.request_stream import RequestStream, Unread
 from octavo.engine.requests import make_requests
 
 EOS, START = 256, 257
@@ -46,45 +47,23 @@ class ByteTokenizer:
         return bytes(token for token in token_ids if token < 256).decode("utf-8", "replace")
 
 
-class FakeStream:
-    """Outputs of one submission."""
+class FakeStream(RequestStream):
+    """Outputs of one submission: the real stream around a task that answers."""
 
     def __init__(self, engine: FakeEngine, request_id: str, requests: Sequence[Request]) -> None:
+        super().__init__([request.request_id for request in requests], abort=self._abort_one, unread=engine.unread)
         self._engine = engine
         self.request_id = request_id
-        self._pending: list[RequestOutput] = []
-        self._news = asyncio.Event()
-        self._open = {request.request_id for request in requests}
-        self._error: Exception | None = None
         self.task = asyncio.create_task(self._run(requests))
 
-    def __aiter__(self) -> FakeStream:
-        return self
-
-    async def __anext__(self) -> list[RequestOutput]:
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            if not self._open:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        pending, self._pending = self._pending, []
-        return pending
-
-    def abort(self) -> None:
-        if self._open:
-            self._engine.aborted += sorted(self._open)
-            self._open.clear()
-            self.task.cancel()
-            self._engine.streams.discard(self)
-            self._news.set()
-
-    def fail(self, error: Exception) -> None:
-        self._error = error
-        self._open.clear()
+    def _abort_one(self, request_id: str) -> None:
+        self._engine.aborted.append(request_id)
         self.task.cancel()
-        self._news.set()
+        self._engine.streams.discard(self)
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        self.task.cancel()
 
     async def _run(self, requests: Sequence[Request]) -> None:
         live = [_Sequence(request, self._engine) for request in requests]
@@ -95,10 +74,8 @@ class FakeStream:
                 output = sequence.step()
                 if output.finish_reason is not None:
                     live.remove(sequence)
-                    self._open.discard(sequence.request.request_id)
                 if output.text or output.token_ids or output.finish_reason:
-                    self._pending.append(output)
-                    self._news.set()
+                    self.deliver(output)
         self._engine.streams.discard(self)
 
 
@@ -217,6 +194,7 @@ class FakeEngine:
         self.chats: list[tuple[Any, dict[str, Any]]] = []
         self.aborted: list[str] = []  # sequences, of n > 1 each
         self.streams: set[FakeStream] = set()
+        self.unread = Unread()
 
     def _check_loaded(self) -> None:
         if self.state == "loading":

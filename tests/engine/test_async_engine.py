@@ -17,10 +17,11 @@ from octavo.core.errors import ConfigError, EngineUnavailable, InvalidRequest, P
 from octavo.core.output import RequestOutput
 from octavo.core.plan import DrawFailure, SampledToken, StepPlan, StepResult
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.async_engine import AsyncEngine, RequestStream
+from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.load import LoadedEngine
 from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.request_stream import RequestStream
 from octavo.observability.metrics import Metrics
 from octavo.observability.trace import Tracer
 from octavo.scheduler.scheduler import Scheduler

@@ -27,6 +27,7 @@ from octavo.core.errors import (
     OctavoError,
     PromptTooLong,
     QueueFull,
+    ReaderTooSlow,
     RequestFailed,
 )
 
@@ -72,6 +73,8 @@ def describe(error: Exception) -> ApiError:
     if isinstance(error, EngineUnavailable):
         retry = {"retry-after": _seconds(error.retry_after_s)}
         return ApiError(503, message, code="engine_unavailable", kind="server_error", headers=retry)
+    if isinstance(error, ReaderTooSlow):
+        return ApiError(408, message, code="reader_too_slow")
     if isinstance(error, RequestFailed):
         return ApiError(500, message, code="request_failed", kind="server_error")
     return ApiError(500, "internal error; the server's log has the details", code="internal_error", kind="server_error")

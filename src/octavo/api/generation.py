@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from octavo.api.engine_protocol import OutputStream
 from octavo.core.errors import EngineUnavailable, NoTokenLeft, RequestFailed
-from octavo.core.output import RequestOutput, Usage
+from octavo.core.output import RequestOutput, Usage, join_outputs
 from octavo.core.plan import SampledToken
 
 #: Prompt logprobs come in one piece; they are handed on in such pieces, so that no step of the event loop is long.
@@ -36,7 +36,8 @@ class Generation:
     async def news(self) -> AsyncGenerator[News]:
         """(choice, what is new) pairs, at most one pair per choice at a time.
 
-        What came while the reader was busy is merged, so a slow reader costs memory for text, not for events.
+        What comes while the reader is busy stays in the streams, which merge it: a slow reader costs memory for text
+        and logprobs, not for events, and a stream ends where that is over ``MAX_UNREAD_BYTES``.
         Raises NoTokenLeft, RequestFailed or EngineUnavailable if a choice ends in any way but "stop" or "length".
         """
         if len(self._streams) == 1:
@@ -92,28 +93,7 @@ def merge(news: News) -> News:
     by_choice: dict[int, list[RequestOutput]] = {}
     for choice, output in news:
         by_choice.setdefault(choice, []).append(output)
-    return [(choice, _join(outputs)) for choice, outputs in by_choice.items()]
-
-
-def _join(outputs: list[RequestOutput]) -> RequestOutput:
-    first, last = outputs[0], outputs[-1]
-    if first is last:
-        return first
-    with_logprobs = [output.logprobs for output in outputs if output.logprobs is not None]
-    of_prompt = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
-    return RequestOutput(
-        request_id=first.request_id,
-        choice_index=first.choice_index,
-        text="".join(output.text for output in outputs),
-        token_ids=tuple(token for output in outputs for token in output.token_ids),
-        logprobs=tuple(token for tokens in with_logprobs for token in tokens) if with_logprobs else None,
-        prompt_logprobs=tuple(token for tokens in of_prompt for token in tokens) if of_prompt else None,
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        failure=last.failure,
-        usage=last.usage,
-        timings=last.timings,
-    )
+    return [(choice, join_outputs(outputs)) for choice, outputs in by_choice.items()]
 
 
 def _raise_failure(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -123,22 +103,28 @@ def _raise_failure(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _merge_streams(streams: Sequence[OutputStream]) -> AsyncGenerator[News]:
-    """Several streams as one; what is ready at the same time comes together."""
+    """Several streams as one; what is ready at the same time comes together.
+
+    While the reader is busy, at most one list of each stream is taken; more stays with the stream, which bounds it.
+    """
     pending: News = []
-    news = asyncio.Event()
+    news, reader_waits = asyncio.Event(), asyncio.Event()
 
     async def pump(index: int, stream: OutputStream) -> None:
         try:
             async for outputs in stream:
                 pending.extend((index, output) for output in outputs)
                 news.set()
+                await reader_waits.wait()
         finally:
             news.set()
 
     tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
     try:
         while pending or not all(task.done() for task in tasks):
+            reader_waits.set()
             await news.wait()
+            reader_waits.clear()
             news.clear()
             if pending:
                 taken = pending[:]

@@ -8,6 +8,7 @@ OctavoError
 ├── ModelNotFound               404  the request names a model that is not served
 ├── QueueFull                   429  the bounded inbox is full; retry after ``retry_after_s``
 ├── EngineUnavailable           503  loading, draining or dead; retry after ``retry_after_s``
+├── ReaderTooSlow               408  the client does not read what it has asked for
 ├── RequestFailed               500  this request failed inside the engine; others go on
 ├── ConfigError                 start-up: wishes that contradict each other or the machine
 ├── ModelFileError              start-up: a model file that is damaged, hostile or unsupported
@@ -68,6 +69,10 @@ class EngineUnavailable(OctavoError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ReaderTooSlow(OctavoError):
+    """More output has gathered than is kept for a reader. Its request is aborted."""
 
 
 class RequestFailed(OctavoError):

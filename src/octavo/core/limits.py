@@ -5,9 +5,23 @@ A bound here is a bound on work and memory, and it is checked before the work is
 
 from __future__ import annotations
 
+# connections
+MAX_CONNECTIONS = 4096  # where --max-connections says nothing; an idle one takes some 10 kB
+RESERVED_DESCRIPTORS = 64  # of RLIMIT_NOFILE, for all that is no connection
+MAX_HEADER_BYTES = 16 << 10
+HEADER_TIMEOUT_S = 15.0  # from accepting, or from a request's first byte, to the end of its headers
+READ_BYTES = 4096  # that one callback takes from a socket; 1-byte chunks cost 1 us per byte of it
+MAX_PIPELINED_BYTES = 64 << 10  # of further requests, while one is answered
 # the request as bytes
 MAX_BODY_BYTES = 8 << 20
+MAX_BODY_PIECES = 16384  # chunks, or reads where it is not chunked, of a body; 5 us each
 BODY_TIMEOUT_S = 60.0
+MAX_RECEIVING_BYTES = 256 << 20  # of all bodies that have not arrived to their end
+# slow readers
+WRITE_TIMEOUT_S = 30.0  # without the client's socket taking anything while there is something to send
+MAX_UNSENT_BYTES = 256 << 20  # that all clients' sockets together have not taken
+MAX_UNREAD_BYTES = 16 << 20  # of outputs of one prompt that its reader has not come for
+MAX_UNREAD_TOTAL_BYTES = 256 << 20  # of all prompts
 # choices
 MAX_N = 16
 MAX_PROMPTS = 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.plan import DrawFailure, FinishReason, SampledToken
@@ -42,3 +43,25 @@ class RequestOutput:
     failure: DrawFailure | None = None  # with "error": which draw failed, if one did
     usage: Usage | None = None  # on the last output
     timings: Timings | None = None  # on the last output
+
+
+def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """Consecutive news of one sequence as one. outputs: at least one."""
+    first, last = outputs[0], outputs[-1]
+    if first is last:
+        return first
+    with_logprobs = [output.logprobs for output in outputs if output.logprobs is not None]
+    of_prompt = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
+    return RequestOutput(
+        request_id=first.request_id,
+        choice_index=first.choice_index,
+        text="".join(output.text for output in outputs),
+        token_ids=tuple(token for output in outputs for token in output.token_ids),
+        logprobs=tuple(token for tokens in with_logprobs for token in tokens) if with_logprobs else None,
+        prompt_logprobs=tuple(token for tokens in of_prompt for token in tokens) if of_prompt else None,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        failure=last.failure,
+        usage=last.usage,
+        timings=last.timings,
+    )

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +24,7 @@ from octavo.core.output import RequestOutput
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.load import LoadedEngine, load_engine
+from octavo.engine.request_stream import RequestStream, Unread
 from octavo.engine.requests import make_requests
 from octavo.text.tokenizer import Tokenizer
 
@@ -42,59 +43,6 @@ MAX_FAILURES = 3
 NUM_TEXT_WORKERS = 2
 
 
-class RequestStream(AsyncIterator[list[RequestOutput]]):
-    """The outputs of one call, as lists of what is new, for one reader. Ends when all its sequences have ended.
-
-    Leaving early aborts: call ``abort()`` or ``aclose()`` (``async with contextlib.aclosing(stream)``).
-    """
-
-    def __init__(self, engine: AsyncEngine, request_ids: Sequence[str]) -> None:
-        self._engine = engine
-        self._open = set(request_ids)
-        self._pending: list[RequestOutput] = []
-        self._error: BaseException | None = None
-        self._waiter: asyncio.Future[None] | None = None  # what the reader awaits (an Event costs three times as much)
-
-    def __aiter__(self) -> RequestStream:
-        return self
-
-    async def __anext__(self) -> list[RequestOutput]:
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            if not self._open:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        pending, self._pending = self._pending, []
-        return pending
-
-    def abort(self) -> None:
-        """End all sequences that still run; their blocks come back before the next step. Safe to call twice."""
-        for request_id in tuple(self._open):
-            self._engine._abort(request_id)
-        self._open.clear()
-        self._wake_reader()
-
-    async def aclose(self) -> None:
-        self.abort()
-
-    def _deliver(self, output: RequestOutput) -> None:
-        self._pending.append(output)
-        if output.finish_reason is not None:
-            self._open.discard(output.request_id)
-        self._wake_reader()
-
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
-        self._open.clear()
-        self._wake_reader()
-
-    def _wake_reader(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
 class AsyncEngine:
     """Loads a model and serves it to one event loop. ``start`` it, ``submit`` to it, ``stop`` it."""
 
@@ -111,6 +59,7 @@ class AsyncEngine:
         self._wake = threading.Event()
         self._stopping = False
         self._streams: dict[str, RequestStream] = {}  # by request_id of each sequence
+        self._unread = Unread()
         self._inspections: set[asyncio.Future[Any]] = set()  # not answered yet
         self._all_ended = asyncio.Event()  # awaited by drain()
         self._outbox: deque[list[RequestOutput]] = deque()  # engine to loop
@@ -232,7 +181,8 @@ class AsyncEngine:
         for request in requests:
             if request.request_id in self._streams:
                 raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        stream = RequestStream(self, [request.request_id for request in requests])
+        request_ids = [request.request_id for request in requests]
+        stream = RequestStream(request_ids, abort=self._abort, unread=self._unread)
         for request in requests:
             self._streams[request.request_id] = stream
         self._post(lambda engine: self._queue(engine, requests, stream))
@@ -316,9 +266,9 @@ class AsyncEngine:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue  # aborted meanwhile
-            stream._deliver(output)
+            stream.deliver(output)
             if output.finish_reason is not None:
-                del self._streams[output.request_id]
+                self._streams.pop(output.request_id, None)
         self._note_if_all_ended()
 
     def _note_if_all_ended(self) -> None:
@@ -331,7 +281,7 @@ class AsyncEngine:
         streams, self._streams = set(self._streams.values()), {}
         self._all_ended.set()
         for stream in streams:
-            stream._fail(self._dead())
+            stream.fail(self._dead())
         for future in tuple(self._inspections):
             _settle(future, None, self._dead())
 
