@@ -13,7 +13,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from octavo.api.app import create_app
+from octavo.api.connections import Connection, Connections, Gate, Listener, connection_limit
 from octavo.api.engine_protocol import ServedEngine
+from octavo.api.log_filter import seldom
 from octavo.api.middleware import is_loopback
 from octavo.core.config import ServerConfig
 from octavo.core.errors import ConfigError, EngineUnavailable
@@ -86,16 +88,18 @@ class Server(uvicorn.Server):
     """uvicorn's server, with an engine that loads behind it and drains before it stops."""
 
     def __init__(self, app: FastAPI, engine: ServedEngine, config: ServerConfig) -> None:
+        self.connections = Connections(connection_limit(config.max_connections))
         super().__init__(
             uvicorn.Config(
-                app,
-                http="h11",  # also if httptools is there: that one reads headers of any length into memory
+                Gate(app, self.connections),
+                http="h11",  # what Connection is; httptools reads headers of any length into memory
+                ws="none",
                 log_config=None,  # the program's logging, not uvicorn's
                 log_level=config.log_level,
                 access_log=config.log_level == "debug",
                 lifespan="off",
                 server_header=False,
-                backlog=BACKLOG,
+                timeout_keep_alive=config.keep_alive_s,  # type: ignore[arg-type]  # goes to call_later as it is
                 timeout_graceful_shutdown=FLUSH_S,
             )
         )
@@ -112,7 +116,8 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         loading = asyncio.create_task(self._load(url(sock, self._server_config), on_ready))
         try:
-            await self.serve(sockets=[sock])
+            with seldom("uvicorn.error", "asyncio", "octavo.api.connections", "octavo.api.sse"):
+                await self.serve(sockets=[sock])
         finally:
             died = self._engine_died
             await self._engine.stop()
@@ -122,6 +127,15 @@ class Server(uvicorn.Server):
             loading.cancel()
         if died and self._server_config.exit_on_engine_death:
             raise EngineUnavailable(f"the engine died: {self._engine.dead_reason}")
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, with our own way to accept connections."""
+        await super().startup(sockets=[])
+
+        def make() -> Connection:
+            return Connection(self.connections, self.config, self.server_state)
+
+        self.servers = [Listener(sock, self.connections, make) for sock in sockets or ()]  # type: ignore[misc]
 
     async def _load(self, address: str, on_ready: Callable[[str], None] | None) -> None:
         try:

@@ -145,6 +145,20 @@ class ServerConfig:
         low=-(2**31),
         high=2**31 - 1,
     )
+    max_connections: int | None = _wish(
+        None,
+        "Open connections; auto: what the limit of descriptors allows, at most 4096. One more closes the oldest that "
+        "has no request in progress.",
+        low=8,
+        high=1 << 20,
+    )
+    keep_alive_s: float = _wish(
+        75.0,
+        "Close a connection that has been idle this long between two requests; longer than a proxy in front keeps it.",
+        low=0.1,
+        high=3600,
+        unit="s",
+    )
     drain_s: float = _wish(10.0, "On shutdown, wait this long for running requests.", low=0, high=3600, unit="s")
     exit_on_engine_death: bool = _wish(
         True, "If the engine's thread ends, end the process too, with an error, so that a supervisor restarts it."
