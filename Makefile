@@ -12,7 +12,7 @@ PORT   ?= 8000
 # Some environments forbid bytecode files; then every process that a test starts would compile octavo anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve test test-fast check format bench mutants guard guard-update install dev clean
+.PHONY: serve test test-fast test-attack check format bench mutants guard guard-update install dev clean
 .DEFAULT_GOAL := serve
 
 serve: install
@@ -43,6 +43,10 @@ test: dev
 
 test-fast: dev
 	$(BIN)/pytest -q -m "not slow" -n auto
+
+# Minutes: hostile clients in full size, among well-behaved streams. `make test` has the short form.
+test-attack: dev
+	OCTAVO_ATTACK=long $(BIN)/pytest -q tests/attack
 
 check: dev
 	$(BIN)/ruff format --check .

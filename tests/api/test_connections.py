@@ -273,6 +273,28 @@ def test_a_body_in_too_many_pieces_is_refused(server: LiveServer, connect: Calla
     assert b"context_length_exceeded" in read_to_end(connect(head + small))
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        POST,  # its body is awaited
+        POST.replace(b"application/json", b"text/plain"),  # answered before its body is there
+        POST.replace(b"/v1/completions", b"/v1/nothing"),
+    ],
+    ids=["awaited", "answered before", "no route"],
+)
+def test_garbage_in_place_of_a_chunk_ends_the_request_and_leaves_no_traceback(
+    server: LiveServer, connect: Callable[..., socket.socket], caplog: pytest.LogCaptureFixture, head: bytes
+) -> None:
+    sock = connect(head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", receive_buffer=4096)
+    if head is not POST:
+        assert sock.recv(12) == b"HTTP/1.1 %d" % (415 if b"text" in head else 404)
+    sock.sendall(b"garbage\r\n" * 10)
+    read_to_end(sock)
+    assert wait_for(lambda: not server.server.server_state.tasks)
+    assert "Traceback" not in caplog.text
+    assert "Exception" not in caplog.text
+
+
 def test_a_callback_takes_a_bounded_piece_of_a_large_body(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     received = module.Connection.data_received

@@ -211,10 +211,15 @@ class Connection(H11Protocol):
 
     def eof_received(self) -> None:
         """The client has closed its side, if only that one. It counts as leaving, also where it has not read yet."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            self.flow.resume_writing()
+        self._end_request()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP; if it is the body of a request that is being answered, just end that."""
+        self._end_request()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.drop()
 
     def on_response_complete(self) -> None:
         """The answer has been handed to the socket."""
@@ -236,6 +241,13 @@ class Connection(H11Protocol):
         self._move_to(None)  # it gives way once
         self._stop_write_checks()
         self.transport.abort()
+
+    def _end_request(self) -> None:
+        """Tell the application that its client has left, before the connection is lost, which may take a while."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self.flow.resume_writing()
 
     def _note_state(self) -> None:
         if self.transport.is_closing():
