@@ -414,6 +414,25 @@ def test_a_slow_reader_that_goes_on_reading_gets_everything(
     assert size > 300_000
 
 
+def test_an_answer_that_is_being_read_does_not_give_way(
+    small_server: LiveServer, connect: Callable[..., socket.socket]
+) -> None:
+    small_server.set_send_buffer(4096)
+    places = small_server.server.connections
+    large = request(ignore_eos=True, max_tokens=400, logprobs=True, top_logprobs=20)
+    reader = connect(large, port=small_server.port, receive_buffer=4096)
+    assert wait_for(lambda: bool(places.unsent) and not small_server.engine.streams)
+    for _ in range(60):
+        connect(port=small_server.port)
+    assert health(small_server, connect)
+    data = b""
+    while not data.endswith(b'"completion_tokens_details":{"reasoning_tokens":0}}}'):
+        part = reader.recv(1 << 16)
+        assert part, "closed before the end"
+        data += part
+    assert wait_for(lambda: not places.unsent)
+
+
 def test_what_all_slow_readers_keep_is_bounded(
     server: LiveServer, connect: Callable[..., socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from live_server import LiveServer, wait_for
 from wire import CHAT, COMPLETIONS, HELLO, answer_of, chat
 
 from octavo.api import sse
+from octavo.engine.request_stream import Unread
 
 
 def open_request(
@@ -119,6 +120,24 @@ def test_a_slow_reader_gets_its_text_in_larger_pieces_and_loses_none(server: Liv
     assert texts == ["x" * 400] * 2
     assert num_logprobs == [401] * 2
     assert len(choices) < 200
+
+
+def test_a_reader_that_lets_too_much_gather_is_told_why_its_stream_ends(server: LiveServer) -> None:
+    server.engine.unread = Unread(limit=100_000)
+    server.engine.step_s = 0.001
+    server.set_send_buffer(4096)
+    sock = open_request(
+        server, receive_buffer=4096, stream=True, ignore_eos=True, max_tokens=480, logprobs=True, top_logprobs=20
+    )
+    assert wait_for(lambda: len(server.engine.aborted) == 1)
+    assert server.engine.unread.total == 0
+    data = b""
+    while not data.endswith(b"0\r\n\r\n"):
+        data += sock.recv(1 << 20)
+    sock.close()
+    *_, error, done, nothing = dechunk(data).split(b"\n\n")
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    assert json.loads(error[6:])["error"]["code"] == "reader_too_slow"
 
 
 def dechunk(data: bytes) -> bytes:

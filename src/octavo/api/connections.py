@@ -235,6 +235,7 @@ class Connection(H11Protocol):
         """The socket has taken everything."""
         super().resume_writing()
         self._stop_write_checks()
+        self._note_state()
 
     def drop(self) -> None:
         """Close now, without sending what is left."""
@@ -253,11 +254,11 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             self._move_to(None)
             self._headers_are_there()
-        elif self.cycle is None or self.cycle.response_complete:
-            self._move_to(self._connections.idle)
-        else:
+        elif self.cycle is not None and not self.cycle.response_complete:
             self._headers_are_there()
             self._move_to(self._connections.receiving if self.cycle.more_body else None)
+        else:  # an answer that is being read is not over
+            self._move_to(None if self.flow.write_paused else self._connections.idle)
 
     def _move_to(self, place: _ByAddress | None) -> None:
         if place is self._place:
