@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 NUM_STREAMS = 32
 #: Tokens of each stream: as long as an attack takes to begin.
 STUB_TOKENS, MODEL_TOKENS = 64, 64 if IS_LONG else 8
-#: What an attack may leave in the heap (freed, but not given back) and in the log. A block of the KV pool takes its memory
-#: when it is first used, besides.
+#: What an attack may leave in the heap (freed, but not given back) and in the log. The KV pool counts besides: a block
+#: takes its memory when it is first used.
 MEMORY_LEFT_BYTES, LOG_LEFT_BYTES = 48 << 20, 4 << 10
 IDS = [attack.__name__ for attack in ATTACKS]
 
