@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks import ATTACKS, Answer, Attack, Attacker, answered, well_behaved
-from rich.table import Table
+from rich.table import Column, Table
 from served_process import memory_bytes, served
 
 from octavo.cli.console import console
@@ -90,7 +90,9 @@ def main() -> None:
         results = asyncio.run(run(server.port, args))
         memory = memory_bytes(server.pid)
     expected = results[ALONE][0]["told"]
-    table = Table("attack", "size", "ITL P50 ms", "ITL P99 ms", "longest ms", "/health P99 ms", "same text")
+    headings = ("size", "P50", "P99", "max", "/health", "same text")
+    title = "ms between pieces (P50, P99, max), and of /health (P99)"
+    table = Table(Column("attack", no_wrap=True), *headings, title=title)
     for name, rounds in results.items():
         gaps = [gap for result in rounds for gap in result["gaps_s"]]
         health = [s for result in rounds for s in result["health_s"]]

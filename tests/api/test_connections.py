@@ -264,13 +264,18 @@ def test_a_header_block_over_the_limit_is_refused_however_fast_it_comes(connect:
     assert read_to_end(connect(GET + headers + b"\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_body_in_too_many_pieces_is_refused(server: LiveServer, connect: Callable[..., socket.socket]) -> None:
-    head = POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-    body = b'{"prompt": "' + b"x" * 20_000 + b'"}'
-    tiny = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-    assert b"400" in read_to_end(connect(head + tiny)).partition(b"\r\n")[0]
-    small = b"".join(b"8\r\n%s\r\n" % body[i : i + 8].ljust(8) for i in range(0, len(body), 8)) + b"0\r\n\r\n"
-    assert b"context_length_exceeded" in read_to_end(connect(head + small))
+@pytest.mark.parametrize(
+    ("num_bytes", "piece", "is_read"),
+    [(1000, 1, True), (2000, 1, False), (400_000, 256, True), (400_000, 128, False)],
+)
+def test_a_body_in_too_many_pieces_for_its_size_is_refused(
+    connect: Callable[..., socket.socket], num_bytes: int, piece: int, is_read: bool
+) -> None:
+    body = b'{"prompt": "' + b"x" * (num_bytes - 14) + b'"}'
+    pieces = (body[at : at + piece] for at in range(0, num_bytes, piece))
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(data), data) for data in pieces)
+    sock = connect(POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+    assert (b"context_length_exceeded" in read_to_end(sock)) == is_read
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from octavo.core.limits import (
     MAX_PIPELINED_BYTES,
     MAX_RECEIVING_BYTES,
     MAX_UNSENT_BYTES,
+    MIN_PIECE_BYTES,
     READ_BYTES,
     RESERVED_DESCRIPTORS,
     WRITE_TIMEOUT_S,
@@ -311,19 +312,20 @@ class Connection(H11Protocol):
 
 
 class _BoundedParser(h11.Connection):
-    """h11's parser; a body in more than ``MAX_BODY_PIECES`` pieces is an error."""
+    """h11's parser; a body in too many pieces for its size is an error."""
 
-    _num_pieces = 0
+    _num_pieces, _num_bytes = 0, 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """h11's."""
         event = super().next_event()
         if isinstance(event, h11.Data):
             self._num_pieces += 1
-            if self._num_pieces > MAX_BODY_PIECES:
-                raise h11.RemoteProtocolError(f"the body comes in more than {MAX_BODY_PIECES} pieces")
+            self._num_bytes += len(event.data)
+            if self._num_pieces > MAX_BODY_PIECES + self._num_bytes // MIN_PIECE_BYTES:
+                raise h11.RemoteProtocolError(f"{self._num_bytes} bytes come in {self._num_pieces} pieces")
         elif isinstance(event, h11.Request):
-            self._num_pieces = 0
+            self._num_pieces, self._num_bytes = 0, 0
         return event
 
 

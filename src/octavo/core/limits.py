@@ -14,7 +14,8 @@ READ_BYTES = 4096  # that one callback takes from a socket; 1-byte chunks cost 1
 MAX_PIPELINED_BYTES = 64 << 10  # of further requests, while one is answered
 # the request as bytes
 MAX_BODY_BYTES = 8 << 20
-MAX_BODY_PIECES = 16384  # chunks, or reads where it is not chunked, of a body; 5 us each
+MAX_BODY_PIECES = 1024  # chunks, or reads where it is not chunked, of a body; 5 us each ...
+MIN_PIECE_BYTES = 256  # ... and so many more as it has bytes by this
 BODY_TIMEOUT_S = 60.0
 MAX_RECEIVING_BYTES = 256 << 20  # of all bodies that have not arrived to their end
 # slow readers
