@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -402,21 +402,36 @@ def test_a_client_that_does_not_read_is_closed_and_its_request_ends(
     assert places.unsent_bytes == 0
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_slow_reader_that_goes_on_reading_gets_everything(
-    server: LiveServer, connect: Callable[..., socket.socket]
+def test_a_client_that_reads_however_slowly_is_not_closed(
+    server: LiveServer, connect: Callable[..., socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "WRITE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(module, "WRITE_CHECK_S", 0.01)
+    looks = itertools.count()
+    monkeypatch.setattr(module, "_kernel_bytes", lambda _: next(looks))  # it has taken a byte since the last look
     server.set_send_buffer(4096)
-    sock = connect(request(ignore_eos=True, max_tokens=400, logprobs=True, top_logprobs=20), receive_buffer=4096)
-    pause = threading.Event()
-    data = sock.recv(1 << 16)
-    size = int(data.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    while len(data.partition(b"\r\n\r\n")[2]) < size:
-        pause.wait(0.01)
-        part = sock.recv(2000 if len(data) < 200_000 else 1 << 16)
-        assert part, "closed before the end"
-        data += part
-    assert size > 300_000
+    places = server.server.connections
+    connect(request(ignore_eos=True, max_tokens=400, logprobs=True, top_logprobs=20), receive_buffer=4096)
+    assert wait_for(lambda: next(looks) > 100)
+    assert len(places.unsent) == 1
+    monkeypatch.setattr(module, "_kernel_bytes", lambda _: 0)
+    assert wait_for(lambda: not places.unsent)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel may not say")
+def test_the_kernel_says_what_a_client_has_not_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(listening.getsockname())
+        sock, _ = listening.accept()
+        with sock:
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    sock.send(bytes(4096))
+            assert wait_for(lambda: module._kernel_bytes(sock) > 4096)
+            before = module._kernel_bytes(sock)
+            assert wait_for(lambda: reader.recv(4096) == b"" or module._kernel_bytes(sock) < before)
 
 
 def test_an_answer_that_is_being_read_does_not_give_way(
