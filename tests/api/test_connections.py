@@ -328,6 +328,21 @@ def test_all_unfinished_bodies_together_are_bounded(
     assert wait_for(lambda: (len(places.receiving), places.receiving_bytes) == (0, 0))
 
 
+def test_a_refused_body_that_is_discarded_does_not_count(
+    server: LiveServer, connect: Callable[..., socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_RECEIVING_BYTES", 200_000)
+    places = server.server.connections
+    other = connect(POST + b"Content-Length: 1000\r\n\r\n{")
+    assert wait_for(lambda: len(places.receiving) == 1)
+    refused = connect(POST + b"Content-Length: 9000000\r\n\r\n")
+    assert refused.recv(12) == b"HTTP/1.1 413"
+    refused.sendall(bytes(9_000_000))
+    read_to_end(refused)
+    assert not is_closed(other)
+    assert places.receiving_bytes < 2000
+
+
 # leaving by halves
 
 

@@ -172,7 +172,7 @@ class Connection(H11Protocol):
         self.address = ""
         self._connections = connections
         self._place: _ByAddress | None = None  # None while answering
-        self._received = 0  # bytes of a request whose body has not arrived to its end
+        self._received = 0  # bytes since it came to its place: of headers, or of a body that has not arrived to its end
         self._header_deadline: asyncio.TimerHandle | None = None
         self._write_check: asyncio.TimerHandle | None = None
 
@@ -198,11 +198,13 @@ class Connection(H11Protocol):
         """Bytes of a request, or of several."""
         super().data_received(data)
         self._note_state()
-        self._received += len(data)
         if self._place is self._connections.receiving:
-            self._connections.receiving_bytes += len(data)
-            self._connections.check_receiving()
+            if not self.cycle.response_started:  # else it is not kept
+                self._received += len(data)
+                self._connections.receiving_bytes += len(data)
+                self._connections.check_receiving()
         elif self._place is self._connections.idle:
+            self._received += len(data)
             if self._header_deadline is None:
                 self._await_headers()
         elif self.flow.read_paused:  # further requests while one is answered: read on, or its leaving is not noticed
