@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from attacks import ATTACKS, Answer, Attack, Attacker, answered, well_behaved
-from rich.table import Column, Table
 from served_process import memory_bytes, served
 
-from octavo.cli.console import console
 from octavo.cli.report import host_facts, save
+from octavo.cli.tables import Table, show
 
 ALONE = "(alone)"
 
@@ -92,14 +91,14 @@ def main() -> None:
     expected = results[ALONE][0]["told"]
     headings = ("size", "P50", "P99", "max", "/health", "same text")
     title = "ms between pieces (P50, P99, max), and of /health (P99)"
-    table = Table(Column("attack", no_wrap=True), *headings, title=title)
+    rows = []
     for name, rounds in results.items():
         gaps = [gap for result in rounds for gap in result["gaps_s"]]
         health = [s for result in rounds for s in result["health_s"]]
         same = all(result.pop("told") == expected for result in rounds)
         figures = (statistics.median(gaps), p99(gaps), max(gaps), p99(health))
-        table.add_row(name, str(rounds[0]["size"]), *(f"{s * 1e3:.0f}" for s in figures), "yes" if same else "NO")
-    console().print(table)
+        rows.append([name, str(rounds[0]["size"]), *(f"{s * 1e3:.0f}" for s in figures), "yes" if same else "NO"])
+    show(Table(headings=("attack", *headings), title=title, rows=rows))
     save(Path(args.output), {"host": host_facts(), "server_memory_bytes": memory, "results": results})
 
 

@@ -214,13 +214,12 @@ def _progress(plan: Plan) -> Iterator[Callable[[Run], None]]:
     if not sys.stderr.isatty():
         yield lambda run: None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from octavo.cli.console import console
 
     columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     # drawn when we say so: a thread of its own would wake in the middle of what is measured
-    with Progress(*columns, console=console(stderr=True), transient=True, auto_refresh=False) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         counted = "long" if plan.long_prompt is not None else ""
         total = min(plan.num_requests, len(plan.trace) or plan.num_requests)
         task = bar.add_task("", total=plan.num_long if counted else total)

@@ -230,7 +230,7 @@ class AsyncEngine:
     def _fail(self, stream: RequestStream, error: Exception) -> None:
         """What a stream asked for will not come."""
         stream.abort()
-        stream._fail(error)
+        stream.fail(error)
 
     def _fail_all(self, error: Exception) -> None:
         for stream in set(self._streams.values()):
