@@ -175,7 +175,6 @@ def run_tests(tests: list[str], mutant: Mutant | None, cpu_s: float) -> tuple[in
     if pid == 0:
         code = 70
         try:
-            os.setpgid(0, 0)
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 1)
             os.dup2(quiet, 2)
@@ -194,7 +193,7 @@ def run_tests(tests: list[str], mutant: Mutant | None, cpu_s: float) -> tuple[in
             return status, usage.ru_utime + usage.ru_stime
         if time.monotonic() > deadline:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             deadline += WALL_S
         time.sleep(0.02)
 

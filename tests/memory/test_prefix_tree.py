@@ -152,6 +152,24 @@ def test_using_a_prefix_again_makes_it_recent() -> None:
     assert not tree.contains(b[0])
 
 
+def test_a_prefix_used_a_thousand_times_leaves_the_order_right_and_the_heap_small() -> None:
+    pool = BlockPool(4)
+    tree = PrefixTree(pool, SIZE)
+    (never,), (often,), (once,), (last,) = (add(tree, pool, [i] * SIZE) for i in range(4))
+    for block in [often] * 1_000 + [once, often, last]:
+        tree.tick()
+        pool.retain(block)
+        tree.retained(block)
+        pool.release(block)
+        tree.released(block)
+        assert len(tree._heap) <= 4 * 4 + 64
+    tree.check_integrity()
+    for block in (never, once, often, last):
+        assert tree.contains(block)
+        assert tree.evict()
+        assert not tree.contains(block)
+
+
 def test_a_lookup_says_why_it_ended() -> None:
     tree, pool = make_tree(3)
     add(tree, pool, [1, 2, 3, 4, 5, 6])

@@ -40,6 +40,15 @@ def test_a_prompt_runs_in_fixed_chunks_beside_the_decodes() -> None:
     assert reasons == [["decode", "budget"], ["decode", "budget"], ["decode", "last piece"], ["decode", "decode"]]
 
 
+@pytest.mark.parametrize(("limit", "running"), [(4, 4), (5, 4), (3, 3)])
+def test_as_many_decodes_run_as_the_step_has_room_for(limit: int, running: int) -> None:
+    driver = Driver(max_num_batched_tokens=limit)
+    driver.add(*(request(f"{i}", 1, 40) for i in range(4)))
+    driver.step()
+    for _ in range(5):
+        assert [chunk.reason for chunk in driver.step().chunks] == ["decode"] * running
+
+
 def test_one_token_chunks_come_first() -> None:
     driver = Driver(chunk_size=8)
     driver.add(request("long", 7, 8), request("one", 1, 8))
