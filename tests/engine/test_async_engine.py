@@ -17,6 +17,7 @@ from octavo.core.errors import ConfigError, EngineUnavailable, InvalidRequest, P
 from octavo.core.output import RequestOutput
 from octavo.core.plan import DrawFailure, SampledToken, StepPlan, StepResult
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine import async_engine
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine_core import EngineCore
 from octavo.engine.load import LoadedEngine
@@ -138,6 +139,37 @@ def test_many_requests_at_once_each_get_their_own_tokens() -> None:
             assert outputs[-1].timings is not None
 
     with_engine(test)
+
+
+def test_many_new_sequences_come_in_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_engine, "INBOX_S", 0.0)  # one call between two steps
+    submit, advance = LoadedEngine.submit, LoadedEngine.advance
+    num_new = [0]
+
+    def counting_submit(loaded: LoadedEngine, requests: Any) -> None:
+        num_new[-1] += len(requests)
+        submit(loaded, requests)
+
+    def counting_advance(loaded: LoadedEngine) -> list[RequestOutput]:
+        num_new.append(0)
+        return advance(loaded)
+
+    monkeypatch.setattr(LoadedEngine, "submit", counting_submit)
+    monkeypatch.setattr(LoadedEngine, "advance", counting_advance)
+
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        runner.gate.clear()
+        first = asyncio.create_task(collect(engine.submit([1], params(60), request_id="first")))
+        await asyncio.to_thread(runner.waiting.wait)
+        many = [engine.submit([2], params(1), request_id=f"r{i}", n=4) for i in range(20)]
+        runner.gate.set()
+        for stream in many:
+            assert len(await collect(stream)) == 4
+        await first
+
+    with_engine(test)
+    assert sum(num_new) == 81
+    assert max(num_new) == 4
 
 
 def test_choices_are_interleaved_and_each_ends_once() -> None:

@@ -132,3 +132,21 @@ def test_tokens_held_back_for_a_stop_that_does_not_come_are_released() -> None:
 def test_an_unknown_request_is_ignored() -> None:
     processor = OutputProcessor(TOKENIZER, lambda request_id, tokens: (0, None))  # type: ignore[arg-type]
     assert processor.process([TokenEvent(request_id="gone", finish_reason="abort")]) == ([], [])
+
+
+def test_choices_share_their_stop_strings_which_go_with_the_last_of_them() -> None:
+    params = SamplingParams(stop=tuple("a" * 1023 + chr(ord("a") + index) for index in range(16)))
+    processor = OutputProcessor(TOKENIZER, lambda request_id, tokens: (0, None))  # type: ignore[arg-type]
+    for index in range(512):
+        processor.add(
+            Request(
+                request_id=f"r{index}", prompt_token_ids=(1,), sampling=params, max_tokens=1, seed=0, arrival_s=0.0,
+                stop_token_ids=frozenset({EOS}),
+            )
+        )  # fmt: skip
+    (strings,) = processor._stops.values()
+    assert sum(len(borders) for borders in strings.borders) == 16  # nothing worked out yet
+    del strings
+    token = SampledToken(token_id=1 + ord("a"), logprob=-1.0)
+    processor.process(TokenEvent(request_id=f"r{i}", token=token, finish_reason="length") for i in range(512))
+    assert not processor._stops

@@ -134,3 +134,31 @@ def test_uniform_numbers_are_a_pure_function_and_look_uniform() -> None:
     counts = [sum(low <= u < low + 0.1 for u in draws) for low in (i / 10 for i in range(10))]
     chi_square = sum((count - 2000) ** 2 / 2000 for count in counts)
     assert chi_square < 27.9, "99.9 % quantile with 9 degrees of freedom"
+
+
+def test_all_choices_share_one_record_of_parameters_and_of_stop_tokens() -> None:
+    first, *forks = make([1, 2], n=16, prompt_logprobs=1, stop_token_ids=(7, 8))
+    assert len({id(request.sampling) for request in forks}) == 1
+    assert len({id(request.stop_token_ids) for request in (first, *forks)}) == 1
+    assert len({id(request.sampling) for request in make([1, 2], n=16)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit_bias", ((50, 1.0),)),
+        ("allowed_token_ids", (1, 50)),
+        ("stop_token_ids", (-1,)),
+        ("bad_words_token_ids", ((1,), (2, 50))),
+        ("dry_sequence_breaker_ids", (50,)),
+    ],
+)
+def test_a_token_id_outside_the_vocabulary_is_refused_by_the_name_of_its_list(field: str, value: object) -> None:
+    wanted = {"bad_words_token_ids": "bad_words", "dry_sequence_breaker_ids": "dry_sequence_breakers"}.get(field, field)
+    with pytest.raises(InvalidRequest, match=wanted) as caught:
+        make([1], **{field: value})
+    assert caught.value.param == wanted
+
+
+def test_dry_takes_as_many_breaker_tokens_as_the_vocabulary_has() -> None:
+    assert make([1], dry_multiplier=0.8, dry_sequence_breaker_ids=tuple(range(50)) * 200)

@@ -32,7 +32,7 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 1024  # of one message's content
 # draws
 MAX_LOGPROBS = 20
-MAX_TOKEN_ID_LIST = 4096  # logit_bias, allowed_token_ids, stop_token_ids, dry_sequence_breaker_ids
+MAX_TOKEN_ID_LIST = 4096  # logit_bias, allowed_token_ids, stop_token_ids
 MAX_BAD_WORDS = 256  # token sequences
 MAX_BAD_WORD_TOKENS = 64
 MAX_WORD_CHARS = 256  # of a bad word or a sequence breaker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from octavo.core.errors import InvalidRequest
@@ -60,6 +61,8 @@ class SamplingParams:
     # reports
     logprobs: int | None = None  # None: none; k: the drawn token's and the k likeliest, natural log
     prompt_logprobs: int | None = None
+    # (lowest, highest) token id in all the lists; found once, since n choices of many prompts each ask
+    _id_range: tuple[int, int] = field(default=(0, 0), init=False, repr=False, compare=False)
 
     @property
     def greedy(self) -> bool:
@@ -111,7 +114,8 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"a stop string has {len(stop)} characters but must have 1 to {MAX_STOP_STRING_CHARS}", param="stop"
                 )
-        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids", "dry_sequence_breaker_ids"):
+        # not dry_sequence_breaker_ids: a server bounds the strings they come from, and " " is in half of all tokens
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             length = len(getattr(self, name) or ())
             if length > MAX_TOKEN_ID_LIST:
                 raise InvalidRequest(f"{name} has {length} entries; at most {MAX_TOKEN_ID_LIST}", param=name)
@@ -126,10 +130,15 @@ class SamplingParams:
         for _, bias in self.logit_bias:
             if not (_is_number(bias) and -100.0 <= bias <= 100.0):
                 raise InvalidRequest(f"logit_bias has {bias!r} but takes -100 to 100", param="logit_bias")
+        lowest = highest = 0
         for name, ids in self._token_ids():
-            for token in ids:
-                if not isinstance(token, int):
-                    raise InvalidRequest(f"{name} has {token!r:.80}, which is no token id", param=name)
+            if set(map(type, ids)) - {int}:
+                for token in ids:
+                    if not isinstance(token, int):
+                        raise InvalidRequest(f"{name} has {token!r:.80}, which is no token id", param=name)
+            if ids:
+                lowest, highest = min(lowest, min(ids)), max(highest, max(ids))
+        object.__setattr__(self, "_id_range", (lowest, highest))
 
     def _token_ids(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Every list of token ids, by the name that a caller knows."""
@@ -138,11 +147,13 @@ class SamplingParams:
             ("allowed_token_ids", self.allowed_token_ids or ()),
             ("stop_token_ids", self.stop_token_ids),
             ("dry_sequence_breakers", self.dry_sequence_breaker_ids),
-            *(("bad_words", word) for word in self.bad_words_token_ids),
+            ("bad_words", tuple(chain.from_iterable(self.bad_words_token_ids))),
         )
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Raise ``InvalidRequest`` if a token id is outside ``[0, vocab_size)``: none may reach a kernel."""
+        if self._id_range[0] >= 0 and self._id_range[1] < vocab_size:
+            return
         for name, ids in self._token_ids():
             for token in ids:
                 if not 0 <= token < vocab_size:

@@ -39,6 +39,8 @@ SWITCH_INTERVAL_S = 0.0002
 IDLE_CHECK_S = 1.0
 #: So many turns of the engine thread may raise one after the other, each ending all requests, before it gives up.
 MAX_FAILURES = 3
+#: CPU time for the inbox before the next step: running sequences do not wait longer for those that are new.
+INBOX_S = 0.001
 #: Threads that tokenise and render templates: 1 MB of text takes most of a second.
 NUM_TEXT_WORKERS = 2
 
@@ -315,8 +317,7 @@ class AsyncEngine:
         """Inbox, one inspection, one step; sleeps when there is nothing to do."""
         assert self._loop is not None
         self._wake.clear()
-        while self._inbox:
-            self._inbox.popleft()(engine)
+        self._empty_inbox(engine)
         if self._questions:
             self._questions.popleft()(engine)
         if engine.core.has_unfinished:
@@ -330,9 +331,17 @@ class AsyncEngine:
             return
         if self._outbox:  # the step that would have rung is not coming: its requests were aborted
             self._loop.call_soon_threadsafe(self._empty_outbox)
-        if not self._questions and not self._wake.wait(IDLE_CHECK_S):
+        if not self._inbox and not self._questions and not self._wake.wait(IDLE_CHECK_S):
             engine.core.idle()
             self._wake.wait()
+
+    def _empty_inbox(self, engine: LoadedEngine) -> None:
+        """Do what has been asked, in order, for ``INBOX_S`` at most: a thousand sequences come over several steps."""
+        until = time.thread_time() + INBOX_S
+        while self._inbox:
+            self._inbox.popleft()(engine)
+            if time.thread_time() >= until:
+                break
 
     def _queue(self, engine: LoadedEngine, requests: Sequence[Request], stream: RequestStream) -> None:
         """Hand a call over to the engine; if that raises, the call has failed."""

@@ -9,12 +9,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 from octavo.core.output import RequestOutput, Timings, Usage
 from octavo.core.plan import FinishReason, SampledToken, TokenEvent
 from octavo.core.request import Request
 from octavo.text.detokenizer import Detokenizer
-from octavo.text.stop_matcher import StopMatcher
+from octavo.text.stop_matcher import StopMatcher, StopStrings
 from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class _SequenceText:
         "wants_logprobs",
     )
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, stops: StopStrings | None) -> None:
         params = request.sampling
         self.request = request
         self.request_id = request.request_id
@@ -59,7 +60,7 @@ class _SequenceText:
         self.wants_logprobs = params.logprobs is not None
         self.min_tokens = params.min_tokens
         self.detokenizer = Detokenizer(tokenizer)
-        self.matcher = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output) if params.stop else None
+        self.matcher = StopMatcher(stops, include_stop=params.include_stop_str_in_output) if stops else None
         self.held: deque[tuple[SampledToken, int, int]] = deque()  # (token, start, end) in characters of the whole text
         self.released_chars = 0
         self.num_tokens = 0  # tokens drawn, also those that a stop string cut
@@ -141,9 +142,11 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._facts = facts
         self._sequences: dict[str, _SequenceText] = {}
+        # by the strings; an entry lives as long as a sequence uses it
+        self._stops: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary()
 
     def add(self, request: Request) -> None:
-        self._sequences[request.request_id] = _SequenceText(request, self._tokenizer)
+        self._sequences[request.request_id] = _SequenceText(request, self._tokenizer, self._shared_stops(request))
 
     def discard(self, request_id: str) -> None:
         """Forget a sequence whose last output nobody wants."""
@@ -200,6 +203,15 @@ class OutputProcessor:
                 finish_reason="error",
                 stop_reason=why,
             )
+
+    def _shared_stops(self, request: Request) -> StopStrings | None:
+        stops = request.sampling.stop
+        if not stops:
+            return None
+        found = self._stops.get(stops)
+        if found is None:
+            found = self._stops[stops] = StopStrings(stops)
+        return found
 
     def _process_one(self, sequence: _SequenceText, event: TokenEvent) -> tuple[RequestOutput | None, str | None]:
         token, finish = event.token, event.finish_reason

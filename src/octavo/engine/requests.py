@@ -6,6 +6,7 @@ import dataclasses
 import operator
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 
 from octavo.core.config import ResolvedConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
@@ -52,16 +53,16 @@ def make_requests(
             f"min_tokens is {sampling.min_tokens} but only {max_tokens} tokens may follow the prompt",
             param="min_tokens",
         )
-    stops = frozenset(sampling.stop_token_ids)
-    if not sampling.ignore_eos:
-        stops |= config.eos_token_ids
+    stops = _stop_ids(sampling.stop_token_ids, frozenset() if sampling.ignore_eos else config.eos_token_ids)
     _check_masks(sampling, stops)
+    # one record for all of them: what follows from it is worked out once
+    of_forks = sampling if sampling.prompt_logprobs is None else dataclasses.replace(sampling, prompt_logprobs=None)
     seed = (sampling.seed if sampling.seed is not None else secrets.randbits(64)) & (2**64 - 1)
     return [
         Request(
             request_id=request_id if index == 0 else f"{request_id}#{index}",
             prompt_token_ids=prompt,
-            sampling=sampling if index == 0 else dataclasses.replace(sampling, prompt_logprobs=None),
+            sampling=sampling if index == 0 else of_forks,
             max_tokens=max_tokens,
             stop_token_ids=stops,
             seed=seed,
@@ -74,6 +75,11 @@ def make_requests(
         )
         for index in range(n)
     ]
+
+
+@lru_cache(maxsize=16)  # up to 0.3 MB each, and the same for every prompt of a request
+def _stop_ids(given: tuple[int, ...], eos: frozenset[int]) -> frozenset[int]:
+    return eos.union(given)
 
 
 def _check_masks(sampling: SamplingParams, stops: frozenset[int]) -> None:

@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+
+
+class StopStrings:
+    """The stop strings of a request, shared by all its sequences, with what is known of how each repeats itself.
+
+    stops: non-empty strings
+
+    Nothing is computed before text asks for it, and then two bytes per character that it came to match: a thousand
+    choices with sixteen long stops each cost what one costs. Sequences that share it must be on one thread.
+    """
+
+    __slots__ = ("__weakref__", "borders", "firsts", "stops")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        if "" in stops:
+            raise ValueError("a stop string must not be empty")
+        self.stops = tuple(dict.fromkeys(stops))
+        self.firsts = frozenset(stop[0] for stop in stops)
+        # [stop][k - 1]: length of the longest border of the stop's first k characters (prefix and suffix, but not all)
+        self.borders = [array("I", (0,)) for _ in self.stops]
+
+    def border(self, index: int, size: int) -> int:
+        """The longest border of the first ``size`` characters of a stop; constant time per character, once."""
+        stop, borders = self.stops[index], self.borders[index]
+        while len(borders) < size:
+            char, length = stop[len(borders)], borders[-1]
+            while length and stop[length] != char:
+                length = borders[length - 1]
+            borders.append(length + (stop[length] == char))
+        return borders[size - 1]
 
 
 class StopMatcher:
@@ -12,41 +42,20 @@ class StopMatcher:
     counts, for it began first. Text is held back exactly while it may still turn into a stop: what is held is always
     the longest suffix of the text that is a proper prefix of some stop.
 
-    This is the automaton of Aho and Corasick (1975, Communications of the ACM 18(6)): time linear in the text, however
-    many stops there are.
+    Each stop is matched as by Knuth, Morris and Pratt (1977, SIAM Journal on Computing 6(2)): time linear in the text.
 
-    stops:        non-empty strings
     include_stop: release the matched stop with the text before it
 
     ``num_released`` is the number of characters released so far, ``held`` of those held back.
     """
 
-    __slots__ = (
-        "_depth",
-        "_fail",
-        "_firsts",
-        "_goto",
-        "_include",
-        "_match",
-        "_node",
-        "_pending",
-        "matched",
-        "num_released",
-    )
+    __slots__ = ("_firsts", "_include", "_pending", "_sizes", "_strings", "matched", "num_released")
 
-    def __init__(self, stops: tuple[str, ...], *, include_stop: bool = False) -> None:
-        if "" in stops:
-            raise ValueError("a stop string must not be empty")
+    def __init__(self, strings: StopStrings, *, include_stop: bool = False) -> None:
+        self._strings = strings
+        self._firsts = strings.firsts
         self._include = include_stop
-        self._firsts = frozenset(stop[0] for stop in stops)
-        self._goto: list[dict[str, int]] = [{}]
-        self._depth = [0]
-        self._fail = [0]
-        self._match: list[str | None] = [None]  # the longest stop that ends at this node
-        for stop in stops:
-            self._insert(stop)
-        self._link()
-        self._node = 0
+        self._sizes = [0] * len(strings.stops)  # so many characters of each stop end the text so far
         self._pending = ""
         self.matched: str | None = None
         self.num_released = 0
@@ -60,56 +69,53 @@ class StopMatcher:
         """Text that may be released, and the stop that it ran into, if it did. After a stop nothing is released."""
         if self.matched is not None:
             return "", self.matched
-        if not self._node and self._firsts.isdisjoint(text):
+        if not self._pending and self._firsts.isdisjoint(text):
             self.num_released += len(text)
             return text, None
-        goto, fail, match, node = self._goto, self._fail, self._match, self._node
-        known = self._pending + text
-        for end, char in enumerate(text, len(self._pending) + 1):
-            while node and char not in goto[node]:
-                node = fail[node]
-            node = goto[node].get(char, 0)
-            stop = match[node]
-            if stop is not None:
-                self.matched, self._pending = stop, ""
-                return self._release(known[: end if self._include else end - len(stop)]), stop
-        self._node = node
-        cut = len(known) - self._depth[node]
+        known, sizes, held = self._pending + text, self._sizes, 0
+        best_end, best = len(text) + 1, ""
+        for index, stop in enumerate(self._strings.stops):
+            if not sizes[index] and stop[0] not in text:
+                continue
+            end, size = self._match(index, sizes[index], text)
+            if size == len(stop):
+                if (end, -size) < (best_end, -len(best)):
+                    best_end, best = end, stop
+                continue
+            sizes[index] = size
+            if size > held:
+                held = size
+        if best:
+            end = len(self._pending) + best_end
+            self.matched, self._pending = best, ""
+            return self._release(known[: end if self._include else end - len(best)]), best
+        cut = len(known) - held
         self._pending = known[cut:]
         return self._release(known[:cut]), None
 
     def flush(self) -> str:
         """The sequence ended otherwise: what was held back."""
-        text, self._pending, self._node = self._pending, "", 0
+        text, self._pending, self._sizes = self._pending, "", [0] * len(self._sizes)
         return self._release(text)
+
+    def _match(self, index: int, size: int, text: str) -> tuple[int, int]:
+        """Go on from the first ``size`` characters of a stop; returns where in ``text`` it ended and with how many."""
+        stop, border = self._strings.stops[index], self._strings.border
+        at, end = 0, len(text)
+        while at < end:
+            if not size:
+                at = text.find(stop[0], at)
+                if at < 0:
+                    return end, 0
+            elif text[at] != stop[size]:
+                size = border(index, size)
+                continue
+            at += 1
+            size += 1
+            if size == len(stop):
+                break
+        return at, size
 
     def _release(self, text: str) -> str:
         self.num_released += len(text)
         return text
-
-    def _insert(self, stop: str) -> None:
-        node = 0
-        for char in stop:
-            child = self._goto[node].get(char)
-            if child is None:
-                child = self._goto[node][char] = len(self._goto)
-                self._goto.append({})
-                self._depth.append(self._depth[node] + 1)
-                self._fail.append(0)
-                self._match.append(None)
-            node = child
-        self._match[node] = stop
-
-    def _link(self) -> None:
-        """Failure links, breadth first: the longest proper suffix of a node's string that is a node too."""
-        queue = deque(self._goto[0].values())
-        while queue:
-            node = queue.popleft()
-            for char, child in self._goto[node].items():
-                fallback = self._fail[node]
-                while fallback and char not in self._goto[fallback]:
-                    fallback = self._fail[fallback]
-                self._fail[child] = self._goto[fallback].get(char, 0)
-                if self._match[child] is None:
-                    self._match[child] = self._match[self._fail[child]]
-                queue.append(child)
