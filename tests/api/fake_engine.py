@@ -17,6 +17,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.request_stream import RequestStream, Unread
 from octavo.engine.requests import make_requests
+from octavo.engine.text_workers import TextWorkers
 
 EOS, START = 256, 257
 CONTROL = {EOS: b"<|eos|>", START: b"<|start|>"}
@@ -180,6 +181,7 @@ class FakeEngine:
             system_fingerprint="fp_fake",
         )
         self._tokenizer = ByteTokenizer()
+        self.text_workers = TextWorkers()
         self.has_chat_template = True
         self.reset()
 
@@ -187,6 +189,9 @@ class FakeEngine:
         self.answer: Callable[[Request], str] = lambda request: f"Grüße, 世界 {request.choice_index}"
         self.step_s = 0.0
         self.fail_after: int | None = None
+        self.encode_s = 0.0
+        self.encoding_for: list[str] = []  # clients, one per job
+        self.num_left_encoding = 0  # jobs that were cancelled
         self.queue_full = False
         self.cached_tokens = 0
         self.num_steps = 0
@@ -226,6 +231,7 @@ class FakeEngine:
 
     async def stop(self) -> None:
         self.die("stopped")
+        await asyncio.to_thread(self.text_workers.stop)
 
     def die(self, reason: str) -> None:
         self.state, self.dead_reason = "dead", reason
@@ -233,16 +239,28 @@ class FakeEngine:
             stream.fail(EngineUnavailable(f"the engine is dead: {reason}"))
         self.streams.clear()
 
-    async def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
-        await asyncio.sleep(0)
-        return self.tokenizer.encode(text, parse_special=parse_special, add_bos=add_bos)
+    async def encode(
+        self, texts: Sequence[str], *, parse_special: bool = True, add_bos: bool | None = None, client: str = ""
+    ) -> list[list[int]]:
+        await self._encoding(client)
+        return [self.tokenizer.encode(text, parse_special=parse_special, add_bos=add_bos) for text in texts]
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
-        await asyncio.sleep(0)
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, client: str = "", **template_kwargs: Any
+    ) -> list[int]:
+        await self._encoding(client)
         if not self.has_chat_template:
             raise InvalidRequest("fake cannot chat: its chat template is missing", param="messages")
         self.chats.append((messages, template_kwargs))
         return [START, *"".join(f"{m['role']}:{m['content']}\n" for m in messages).encode()]
+
+    async def _encoding(self, client: str) -> None:
+        self.encoding_for.append(client)
+        try:
+            await asyncio.sleep(self.encode_s)
+        except asyncio.CancelledError:
+            self.num_left_encoding += 1
+            raise
 
     def submit(
         self,

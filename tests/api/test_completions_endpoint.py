@@ -282,3 +282,16 @@ def test_one_bad_prompt_among_several_leaves_nothing_running(server: LiveServer)
     error_of(complete(server.http, [[97], [98], [260]]), 400)
     assert server.engine.streams == set()
     assert len(server.engine.aborted) == 2
+
+
+def test_breakers_may_be_in_many_tokens_and_bad_words_are_one_job(server: LiveServer) -> None:
+    words = [chr(ord("a") + i % 26) * (1 + i // 26) for i in range(128)]
+    fields = {"dry_multiplier": 0.8, "dry_sequence_breakers": [" ", "\n", *"abcdefgh"], "bad_words": words}
+    answer_of(complete(server.http, [5], **fields))
+    (request,) = server.engine.requests
+    assert request.sampling.dry_sequence_breaker_ids == tuple(sorted(b" \nabcdefgh"))
+    assert len(request.sampling.bad_words_token_ids) == 256
+    assert len(server.engine.encoding_for) == 1
+    answer_of(complete(server.http, [5], **fields))
+    first, second = server.engine.requests
+    assert first.sampling.dry_sequence_breaker_ids is second.sampling.dry_sequence_breaker_ids

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from live_server import LiveServer, wait_for
 from wire import CHAT, COMPLETIONS, HELLO, answer_of, chat
 
-from octavo.api import sse
+from octavo.api import json_body, sse
 from octavo.engine.request_stream import Unread
 
 
@@ -66,6 +67,42 @@ def test_all_prompts_and_choices_of_a_client_that_leaves_are_aborted(server: Liv
     assert wait_for(lambda: not server.engine.streams)
     assert sorted(server.engine.aborted) == sorted(request.request_id for request in server.engine.requests)
     assert len(server.engine.aborted) == 6
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_client_that_leaves_while_its_text_is_tokenised_ends_that_work(
+    server: LiveServer, path: str, stream: bool
+) -> None:
+    server.engine.encode_s = 30.0
+    sock = open_request(server, path, stream=stream)
+    assert wait_for(lambda: len(server.engine.encoding_for) == 1)
+    sock.close()
+    assert wait_for(lambda: server.engine.num_left_encoding == 1)
+    assert server.engine.requests == []
+
+
+def test_a_client_that_leaves_while_its_body_is_parsed_ends_that_work(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+
+    def endless(body: bytes) -> Iterator[None]:
+        log.append("begun")
+        try:
+            while True:
+                time.sleep(0.001)
+                yield
+        finally:
+            log.append("ended")
+
+    monkeypatch.setattr(json_body, "parse_json_steps", endless)
+    sock = open_request(server, metadata=[{}] * 1000)
+    assert wait_for(lambda: log == ["begun"])
+    sock.close()
+    assert wait_for(lambda: log == ["begun", "ended"])
+    assert wait_for(lambda: server.engine.text_workers._num_jobs == 0)
+    assert answer_of(chat(server.http))
 
 
 def test_a_client_that_leaves_before_the_first_token_is_aborted(server: LiveServer) -> None:

@@ -56,7 +56,7 @@ def raw_exchange(server: LiveServer, request: bytes) -> bytes:
         (b'"x"', "must be a JSON object"),
         (b"null", "must be a JSON object"),
         (b'{"prompt": "\xff"}', "not UTF-8: bad byte at offset 12"),
-        (b'\xef\xbb\xbf{"prompt": "x"}', "not valid JSON"),
+        (b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "x"}', "not valid JSON"),
         ('{"prompt": "x"}'.encode("utf-16"), "not UTF-8"),
         (b'{"prompt": "\\ud800"}', "surrogate"),
         (b'{"\\udfff": 1}', "surrogate"),
@@ -395,3 +395,43 @@ def test_shared_prefix_caches_keep_only_the_requested_salt(start_server: Callabl
 
 def test_without_keys_whatever_key_a_client_sends_is_fine(server: LiveServer) -> None:
     assert submitted_as(server, "anything") == ("", b"")
+
+
+@pytest.mark.parametrize("padding", [b"", b"[]," * 500 + b"0"], ids=["small", "large"])
+def test_a_body_that_begins_with_a_byte_order_mark_is_read(server: LiveServer, padding: bytes) -> None:
+    body = b'\xef\xbb\xbf{"prompt": "x", "metadata": [' + padding + b"]}"
+    assert answer_of(server.http.post(COMPLETIONS, content=body, headers=JSON))
+
+
+def test_a_large_body_has_the_same_answer_as_a_small_one(server: LiveServer) -> None:
+    """Thousands of parts leave the event loop; what comes of them does not change."""
+    parts = [{"type": "text", "text": "x"}] * 200
+    chat_body, ids = {"messages": [{"role": "user", "content": parts}]}, [1] * 400
+    answer_of(server.http.post(CHAT, json=chat_body | {"metadata": [[]] * 1000}))
+    assert server.engine.chats[-1][0][0]["content"] == "\n".join(["x"] * 200)
+    answer_of(server.http.post(COMPLETIONS, json={"prompt": ids, "metadata": [[]] * 1000}))
+    assert server.engine.requests[-1].prompt_token_ids == tuple(ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "code"),
+    [
+        (COMPLETIONS, {"prompt": [1] * 200_000}, "context_length_exceeded"),
+        (COMPLETIONS, {"prompt": [[1], [1] * 200_000]}, "context_length_exceeded"),
+        (COMPLETIONS, {"prompt": ["x"] * 5000}, None),
+        (COMPLETIONS, {"prompt": "x", "stop_token_ids": [1] * 5000}, None),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {str(i): 1 for i in range(5000)}}, None),
+        (COMPLETIONS, {"prompt": "x", "stop": ["x"] * 5000}, None),
+        (COMPLETIONS, {"prompt": "x", "model": "x" * 5000}, None),
+        (COMPLETIONS, {"prompt": "x", "temperature": {str(i): 1 for i in range(5000)}}, None),
+        (COMPLETIONS, {"prompt": "x"} | {str(i): 1 for i in range(5000)}, None),
+        (CHAT, {"messages": [{"role": "user", "content": "x"} | {str(i): 1 for i in range(5000)}]}, None),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 1_100_000}] * 2}, "context_length_exceeded"),
+    ],
+)
+def test_lengths_are_looked_at_before_contents(
+    server: LiveServer, path: str, fields: dict[str, Any], code: str | None
+) -> None:
+    error = error_of(server.http.post(path, json=fields), 400)
+    assert error["code"] == code
+    assert len(error["message"]) < 400

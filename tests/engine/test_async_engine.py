@@ -17,6 +17,7 @@ from octavo.core.errors import ConfigError, EngineUnavailable, InvalidRequest, P
 from octavo.core.output import RequestOutput
 from octavo.core.plan import DrawFailure, SampledToken, StepPlan, StepResult
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.steps import Steps
 from octavo.engine import async_engine
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine_core import EngineCore
@@ -28,12 +29,19 @@ from octavo.observability.trace import Tracer
 from octavo.scheduler.scheduler import Scheduler
 
 VOCAB = 128
+
+
+def encode_steps(text: str) -> Steps[list[int]]:
+    yield
+    return list(text.encode())
+
+
 TOKENIZER = SimpleNamespace(
     vocab_size=VOCAB,
     bytes_by_id=[bytes([i]) for i in range(VOCAB)],
     visible_bytes_by_id=[bytes([i]) for i in range(VOCAB)],
     adds_space_prefix=False,
-    encode=lambda text, **_: list(text.encode()),
+    encode_steps=lambda text, **_: encode_steps(text),
 )
 
 
@@ -502,7 +510,7 @@ def test_an_error_inside_inspect_reaches_the_caller_and_nobody_else() -> None:
 
 def test_text_is_encoded_off_the_loop() -> None:
     async def test(engine: AsyncEngine, runner: Runner) -> None:
-        assert await engine.encode("ab") == [97, 98]
+        assert await engine.encode(["ab", "c"]) == [[97, 98], [99]]
 
     with_engine(test)
 

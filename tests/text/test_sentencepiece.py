@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import ModelFileError
+from octavo.core.steps import finish
 from octavo.text.sentencepiece import SentencePieceEncoder
 from octavo.text.tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ def test_merging_follows_the_definition_whatever_the_scores(merged: dict[str, fl
     encoder = SentencePieceEncoder({t: (i, scores[t]) for i, t in enumerate(names)}, (), None, add_space=True)
     expected = merge_by_definition("▁" + text.replace(" ", "▁"), scores)
     for _ in range(2):  # the second time from the cache of words
-        assert [names[i] for i in encoder.encode_pieces([text])[0]] == expected
+        assert [names[i] for i in finish(encoder.encode_steps([text]))[0]] == expected
 
 
 def texts_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
@@ -83,7 +84,7 @@ def test_any_text_survives_the_round_trip(sentencepiece_metadata: MakeMetadata) 
 
 def test_without_byte_tokens_a_character_without_a_token_is_the_unknown_one() -> None:
     encoder = SentencePieceEncoder({"a": (5, 0.0)}, (), 3, add_space=False)
-    assert encoder.encode_pieces(["aéa"]) == [[5, 3, 5]]
+    assert finish(encoder.encode_steps(["aéa"])) == [[5, 3, 5]]
 
 
 def test_a_long_word_costs_little_more_than_its_length(sentencepiece_metadata: MakeMetadata) -> None:

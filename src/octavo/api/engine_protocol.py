@@ -9,6 +9,7 @@ from octavo.core.config import ResolvedConfig
 from octavo.core.output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.load import LoadedEngine
+from octavo.engine.text_workers import TextWorkers
 
 T = TypeVar("T")
 
@@ -64,6 +65,10 @@ class ServedEngine(Protocol):
     def tokenizer(self) -> TokenTable: ...
 
     @property
+    def text_workers(self) -> TextWorkers:
+        """Does what takes long with what clients send."""
+
+    @property
     def has_chat_template(self) -> bool: ...
 
     async def start(self) -> None:
@@ -75,9 +80,15 @@ class ServedEngine(Protocol):
     async def stop(self) -> None:
         """End what still runs and release the model."""
 
-    async def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]: ...
+    async def encode(
+        self, texts: Sequence[str], *, parse_special: bool = True, add_bos: bool | None = None, client: str = ""
+    ) -> list[list[int]]:
+        """Ids of each text, for this client's share of the work. Raises InvalidRequest, PromptTooLong or QueueFull."""
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]: ...
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, client: str = "", **template_kwargs: Any
+    ) -> list[int]:
+        """Ids of a rendered chat. Raises as ``encode``."""
 
     def submit(
         self,

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from octavo.core.errors import InvalidRequest, UnsupportedParameter
+from octavo.core.limits import MAX_FIELDS
 
 
 class NoOp(NamedTuple):
@@ -101,7 +102,18 @@ ALIASES: Mapping[str, str] = {
     "n_probs": "logprobs",
 }
 
-_SHORT = reprlib.Repr()
+
+class _ShortRepr(reprlib.Repr):
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """In the object's own order: the original sorts all keys to show the first few."""
+        if len(x) > self.maxdict:
+            return f"an object of {len(x)} fields"
+        return (
+            "{" + ", ".join(f"{self.repr1(key, level)}: {self.repr1(item, level - 1)}" for key, item in x.items()) + "}"
+        )
+
+
+_SHORT = _ShortRepr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlist, _SHORT.maxdict = 3, 80, 6, 6
 
 
@@ -122,6 +134,8 @@ def honoured_fields(body: Mapping[str, Any], known: Iterable[str], *, where: str
     are about the request itself.
     Raises UnsupportedParameter or InvalidRequest for any other field.
     """
+    if len(body) > MAX_FIELDS:
+        raise InvalidRequest(f"{where.rstrip('.') or 'the body'} has {len(body)} fields; at most {MAX_FIELDS}")
     known = frozenset(known)
     kept = {}
     for name, value in drop_nulls(body).items():

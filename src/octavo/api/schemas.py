@@ -8,16 +8,17 @@ The models see a body from which nulls, no-ops and refused fields are gone (``fi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from octavo.api.field_policy import drop_nulls, honoured_fields, short_repr
 from octavo.core.errors import InvalidRequest, UnsupportedParameter
 from octavo.core.limits import (
     MAX_BAD_WORDS,
     MAX_CACHE_SALT_CHARS,
+    MAX_FIELD_CHARS,
     MAX_N,
     MAX_SEQUENCE_BREAKERS,
     MAX_STOP_STRINGS,
@@ -32,16 +33,33 @@ DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,17}")  # one spelling per number, so that no token is named twice
 
 
-def _as_tuple(value: object) -> object:
-    """JSON has only lists."""
-    return tuple(value) if isinstance(value, list) else value
+def _entries(limit: int) -> Callable[[Any, ValidationInfo], Any]:
+    """A list as a tuple (JSON has only lists), once it is known to be short, and its strings too."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list | dict):
+            return value
+        if len(value) > limit:
+            name = info.field_name or ""
+            raise InvalidRequest(f"{name} has {len(value)} entries but takes at most {limit}", param=name)
+        for item in value:
+            check_short(item, info.field_name or "")
+        return tuple(value) if isinstance(value, list) else value
+
+    return check
+
+
+def check_short(value: object, name: str) -> None:
+    """Before anything walks through it."""
+    if isinstance(value, str) and len(value) > MAX_FIELD_CHARS:
+        raise InvalidRequest(f"{name} has {len(value)} characters but takes at most {MAX_FIELD_CHARS}", param=name)
 
 
 def _one_or_more(value: object) -> object:
-    """``stop``: a string or a list of strings, as a tuple."""
+    """``stop``: a string or a list of strings, as a list."""
     if not isinstance(value, str | list):
         raise InvalidRequest(f"stop is {short_repr(value)} but must be a string or a list of strings", param="stop")
-    return (value,) if isinstance(value, str) else tuple(value)
+    return [value] if isinstance(value, str) else value
 
 
 def _bias_pairs(value: object) -> object:
@@ -56,28 +74,22 @@ def _bias_pairs(value: object) -> object:
 
 #: JSON integers are unbounded; these fit 64 bits.
 Int = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
-TokenIds = Annotated[
-    tuple[Int, ...], BeforeValidator(_as_tuple, json_schema_input_type=list[int]), Field(max_length=MAX_TOKEN_ID_LIST)
-]
+TokenIds = Annotated[tuple[Int, ...], BeforeValidator(_entries(MAX_TOKEN_ID_LIST), json_schema_input_type=list[int])]
 Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]
 # each word becomes up to two token sequences: with and without a leading space
-BadWords = Annotated[
-    tuple[Word, ...], BeforeValidator(_as_tuple, json_schema_input_type=list[str]), Field(max_length=MAX_BAD_WORDS // 2)
-]
+BadWords = Annotated[tuple[Word, ...], BeforeValidator(_entries(MAX_BAD_WORDS // 2), json_schema_input_type=list[str])]
 Breakers = Annotated[
-    tuple[Word, ...],
-    BeforeValidator(_as_tuple, json_schema_input_type=list[str]),
-    Field(max_length=MAX_SEQUENCE_BREAKERS),
+    tuple[Word, ...], BeforeValidator(_entries(MAX_SEQUENCE_BREAKERS), json_schema_input_type=list[str])
 ]
 Stop = Annotated[
     tuple[str, ...],
+    BeforeValidator(_entries(MAX_STOP_STRINGS)),
     BeforeValidator(_one_or_more, json_schema_input_type=str | list[str]),
-    Field(max_length=MAX_STOP_STRINGS),
 ]
 LogitBias = Annotated[
     tuple[tuple[Int, float], ...],
     BeforeValidator(_bias_pairs, json_schema_input_type=dict[str, float]),
-    Field(max_length=MAX_TOKEN_ID_LIST),
+    BeforeValidator(_entries(MAX_TOKEN_ID_LIST)),
 ]
 
 
@@ -145,10 +157,18 @@ class CommonFields(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
-        """The request in ``body``. Raises InvalidRequest or UnsupportedParameter naming the field at fault."""
+    def parse(cls, body: Mapping[str, Any], *, max_prompt_tokens: int | None = None) -> Self:
+        """The request in ``body``. Raises InvalidRequest or UnsupportedParameter naming the field at fault.
+
+        max_prompt_tokens: a longer prompt of token ids is refused (PromptTooLong) before it is looked through
+        """
+        context = {"max_prompt_tokens": max_prompt_tokens}
+        fields = honoured_fields(body, cls.model_fields)
+        for name, value in fields.items():
+            if name not in ("messages", "prompt"):
+                check_short(value, name)
         try:
-            parsed = cls.model_validate(honoured_fields(body, cls.model_fields))
+            parsed = cls.model_validate(fields, context=context)
         except ValidationError as error:
             raise _first_error(error) from error
         parsed.check()

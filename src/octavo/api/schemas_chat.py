@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from octavo.api.field_policy import honoured_fields, short_repr
-from octavo.api.schemas import CommonFields, Int, parse_kwargs
-from octavo.core.errors import InvalidRequest, UnsupportedParameter
-from octavo.core.limits import MAX_LOGPROBS, MAX_MESSAGES, MAX_PARTS
+from octavo.api.schemas import CommonFields, Int, check_short, parse_kwargs
+from octavo.core.errors import InvalidRequest, PromptTooLong, UnsupportedParameter
+from octavo.core.limits import MAX_FIELDS, MAX_LOGPROBS, MAX_MESSAGES, MAX_PARTS, MAX_TEXT_CHARS
 
 ROLES = ("system", "developer", "user", "assistant")
 #: Roles that other servers know.
@@ -36,12 +36,20 @@ def parse_messages(value: object) -> tuple[dict[str, Any], ...]:
         raise InvalidRequest(f"messages is {short_repr(value)} but must be a list of at least one", param="messages")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest(f"messages has {len(value)} messages; at most {MAX_MESSAGES}", param="messages")
-    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(value))
+    messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(value))
+    num_chars = sum(len(message["content"]) for message in messages)
+    if num_chars > MAX_TEXT_CHARS:
+        raise PromptTooLong(
+            f"messages have {num_chars} characters together; at most {MAX_TEXT_CHARS} are rendered", param="messages"
+        )
+    return messages
 
 
 def _message(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{where} is {short_repr(value)} but must be an object", param=where)
+    if len(value) > MAX_FIELDS:
+        raise InvalidRequest(f"{where} has {len(value)} fields; at most {MAX_FIELDS}", param=where)
     for extra, empty in EMPTY_EXTRAS.items():
         if value.get(extra) is not None and value[extra] not in empty:
             raise UnsupportedParameter(f"{where}.{extra} is not supported", param=f"{where}.{extra}")
@@ -79,6 +87,9 @@ def _content(value: object, where: str) -> str:
 def _part(value: object, where: str) -> str:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{where} is {short_repr(value)} but must be an object", param=where)
+    if len(value) == 2 and value.get("type") == "text" and isinstance(value.get("text"), str):  # nearly all
+        plain: str = value["text"]
+        return plain
     kind = value.get("type")
     if kind != "text":
         raise UnsupportedParameter(
@@ -91,8 +102,13 @@ def _part(value: object, where: str) -> str:
 
 
 def _template_kwargs(value: object) -> dict[str, Any]:
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise InvalidRequest(
+            f"chat_template_kwargs has {len(value)} entries; at most {MAX_FIELDS}", param="chat_template_kwargs"
+        )
     found = parse_kwargs(value, "chat_template_kwargs", reserved=RESERVED_TEMPLATE_KWARGS)
     for key, item in found.items():
+        check_short(item, "chat_template_kwargs")
         if not isinstance(item, str | int | float):
             raise InvalidRequest(
                 f"chat_template_kwargs.{key[:80]} is {short_repr(item)} but must be a string, number or boolean",

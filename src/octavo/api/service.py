@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 
 from octavo.api.auth import Client, Keyring, prefix_salt
-from octavo.api.engine_protocol import OutputStream, ServedEngine, TokenTable
+from octavo.api.engine_protocol import OutputStream, ServedEngine
 from octavo.api.inspections import SharedAnswers
 from octavo.api.logprobs import TokenTexts
 from octavo.api.middleware import is_loopback
 from octavo.api.schemas import CommonFields
+from octavo.api.schemas_completions import CompletionRequest
 from octavo.core.config import ServerConfig
 from octavo.core.errors import EngineUnavailable, InvalidRequest, ModelNotFound
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.sampling_params import AscendingIds, SamplingParams
+from octavo.core.steps import Steps
+from octavo.engine.text_workers import TextWorkers
+from octavo.text.token_index import TokenIndex
+
+#: Sets of sequence breakers whose tokens are remembered; one with most of a large vocabulary in it takes 2 MB.
+MAX_KNOWN_BREAKERS = 8
 
 
 class Service:
@@ -29,7 +37,8 @@ class Service:
         self.created = int(time.time())
         self.shared_answers = SharedAnswers()
         self._token_texts: TokenTexts | None = None
-        self._breakers: dict[str, tuple[int, ...]] = {}  # DRY sequence breaker -> tokens that contain it
+        self._token_index: TokenIndex | None = None
+        self._breakers: dict[frozenset[str], tuple[int, ...]] = {}  # DRY sequence breakers -> tokens that contain one
 
     @property
     def model_name(self) -> str:
@@ -42,6 +51,15 @@ class Service:
         if self._token_texts is None:
             self._token_texts = TokenTexts(self.engine.tokenizer)
         return self._token_texts
+
+    @property
+    def text_workers(self) -> TextWorkers:
+        """Who reads large bodies and tokenises."""
+        return self.engine.text_workers
+
+    def parse_completion(self, body: Mapping[str, Any]) -> CompletionRequest:
+        """The request in ``body``, whose prompts of token ids fit the context. Raises as ``CommonFields.parse``."""
+        return CompletionRequest.parse(body, max_prompt_tokens=self.engine.config.max_model_len)
 
     def check_ready(self) -> None:
         """Raise EngineUnavailable unless new requests are taken."""
@@ -66,16 +84,17 @@ class Service:
         max_tokens: int | None,
         logprobs: int | None,
         prompt_logprobs: int | None,
+        client: Client,
     ) -> SamplingParams:
         """The request's sampling parameters, words turned into token ids. Raises InvalidRequest."""
         breakers: tuple[int, ...] = ()
         if fields.dry_multiplier > 0:
-            breakers = await self._breaker_ids(fields.dry_sequence_breakers)
+            breakers = await self._breaker_ids(fields.dry_sequence_breakers, client)
         return fields.sampling_params(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            bad_words=await self._bad_word_ids(fields.bad_words),
+            bad_words=await self._bad_word_ids(fields.bad_words, client),
             breakers=breakers,
         )
 
@@ -107,41 +126,46 @@ class Service:
             )
         return wanted
 
-    async def _bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    async def _bad_word_ids(self, words: Sequence[str], client: Client) -> tuple[tuple[int, ...], ...]:
         """Each word's token ids at the start of a line and after a space, which are usually different tokens."""
-        found: dict[tuple[int, ...], None] = {}  # a set that keeps its order
-        for word in words:
-            for text in dict.fromkeys((word, " " + word.lstrip())):
-                ids = await self.engine.encode(text, parse_special=False, add_bos=False)
-                if ids:
-                    found[tuple(ids)] = None
-        return tuple(found)
+        texts = dict.fromkeys(
+            text for word in words for text in (word, " " + word.lstrip())
+        )  # a set that keeps its order
+        if not texts:
+            return ()
+        found = await self.engine.encode(list(texts), parse_special=False, add_bos=False, client=client.id)
+        return tuple(dict.fromkeys(tuple(ids) for ids in found if ids))
 
-    async def _breaker_ids(self, breakers: Sequence[str]) -> tuple[int, ...]:
+    async def _breaker_ids(self, breakers: Sequence[str], client: Client) -> tuple[int, ...]:
         """Every token that contains one of ``breakers``. Raises InvalidRequest for one that no token contains."""
-        unknown = [breaker for breaker in breakers if breaker not in self._breakers]
-        if unknown:
-            found = await asyncio.to_thread(_tokens_containing, self.engine.tokenizer, unknown)
-            if len(self._breakers) + len(unknown) > 1024:
+        wanted = frozenset(breakers)
+        known = self._breakers.get(wanted)
+        if known is None:
+            known = await self.text_workers.run(self._find_breakers(wanted), client=client.id)
+            if len(self._breakers) >= MAX_KNOWN_BREAKERS:
                 self._breakers.clear()
-            self._breakers |= found
-        for breaker in breakers:
-            if not self._breakers.get(breaker):
+            self._breakers[wanted] = known
+        return known
+
+    def _find_breakers(self, breakers: frozenset[str]) -> Steps[tuple[int, ...]]:
+        if self._token_index is None:
+            self._token_index = yield from TokenIndex.build(self.engine.tokenizer)
+        index = self._token_index
+        found = np.zeros(len(index.starts), bool)
+        for breaker in sorted(breakers):
+            tokens = index.containing(breaker.encode())
+            if not len(tokens):
                 raise InvalidRequest(
                     f"dry_sequence_breakers has {breaker!r}, which no single token of the vocabulary contains",
                     param="dry_sequence_breakers",
                 )
-        return tuple(sorted({token for breaker in breakers for token in self._breakers[breaker]}))
-
-
-def _tokens_containing(tokenizer: TokenTable, texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Each text's tokens: those that contain it. One pass over the vocabulary, some 10 ms: for a worker thread."""
-    vocabulary = [
-        (token_id, tokenizer.token_bytes(token_id))
-        for token_id in range(tokenizer.vocab_size)
-        if not tokenizer.is_control(token_id)
-    ]
-    return {text: tuple(token for token, raw in vocabulary if text.encode() in raw) for text in texts}
+            found[tokens] = True
+            yield
+        ids: list[int] = []
+        for part in np.array_split(np.flatnonzero(found), 1 + len(found) // (1 << 14)):
+            ids += part.tolist()
+            yield
+        return AscendingIds(ids)
 
 
 def service_of(request: Request) -> Service:

@@ -17,12 +17,26 @@ MAX_BODY_BYTES = 8 << 20
 MAX_BODY_PIECES = 1024  # chunks, or reads where it is not chunked, of a body; 5 us each ...
 MIN_PIECE_BYTES = 256  # ... and so many more as it has bytes by this
 BODY_TIMEOUT_S = 60.0
+MAX_JSON_DEPTH = 256
+MAX_JSON_NUMBERS = 1 << 20  # whole numbers of a body: as many token ids as 8 MB can hold, mostly; 36 bytes each
+MAX_JSON_VALUES = 1 << 16  # of a body, besides: objects, lists, strings, keys, other numbers; some 100 bytes each
+MAX_NUMBER_CHARS = 4300  # of one number: the interpreter's own limit for whole numbers
+MAX_FIELDS = 256  # of the request object, of a message, of template arguments
+MAX_FIELD_CHARS = 4096  # of a string in any field but prompt and messages, before what that field says itself
 MAX_RECEIVING_BYTES = 256 << 20  # of all bodies that have not arrived to their end
 # slow readers
 WRITE_TIMEOUT_S = 30.0  # without the client's socket taking anything while there is something to send
 MAX_UNSENT_BYTES = 256 << 20  # that all clients' sockets together have not taken
 MAX_UNREAD_BYTES = 16 << 20  # of outputs of one prompt that its reader has not come for
 MAX_UNREAD_TOTAL_BYTES = 256 << 20  # of all prompts
+# work on text, in pieces on the text workers; one that waits keeps its bytes
+MAX_TEXT_JOBS = 4096
+MAX_TEXT_JOBS_PER_CLIENT = 1024  # all callers without a key are one client
+MAX_TEXT_JOB_BYTES = 128 << 20
+MAX_TEXT_JOB_BYTES_PER_CLIENT = 32 << 20
+MAX_TEXT_CHARS = 1 << 21  # of one string of a body, and of a chat's messages together; a copy of it takes 1 to 4 ms
+MAX_RUN_CHARS = 1 << 16  # without a place to cut text at before byte-pair encoding: 15 to 90 ms in one call
+MAX_MERGE_CHARS = 1 << 18  # the same for SentencePiece: of a word, or of all text if tokens cross words; 200 bytes each
 # choices
 MAX_N = 16
 MAX_PROMPTS = 256

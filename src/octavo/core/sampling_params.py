@@ -19,6 +19,12 @@ from octavo.core.limits import (
 )
 
 
+class AscendingIds(tuple[int, ...]):
+    """Token ids that are known to be whole numbers in ascending order: of a long list only the ends are looked at."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class SamplingParams:
     """The parameters of one draw, in the order in which they act, then those of stopping.
@@ -41,7 +47,7 @@ class SamplingParams:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1  # tokens looked back over; -1: all, 0: off
-    dry_sequence_breaker_ids: tuple[int, ...] = ()  # tokens that a repeat never reaches across
+    dry_sequence_breaker_ids: tuple[int, ...] = ()  # tokens that a repeat never reaches across; kept in ascending order
     # shape
     temperature: float = 1.0
     top_k: int = 0  # 0: off
@@ -132,13 +138,17 @@ class SamplingParams:
                 raise InvalidRequest(f"logit_bias has {bias!r} but takes -100 to 100", param="logit_bias")
         lowest = highest = 0
         for name, ids in self._token_ids():
-            if set(map(type, ids)) - {int}:
+            if type(ids) is not AscendingIds and set(map(type, ids)) - {int}:
                 for token in ids:
                     if not isinstance(token, int):
                         raise InvalidRequest(f"{name} has {token!r:.80}, which is no token id", param=name)
             if ids:
-                lowest, highest = min(lowest, min(ids)), max(highest, max(ids))
+                ends = (ids[0], ids[-1]) if type(ids) is AscendingIds else ids
+                lowest, highest = min(lowest, min(ends)), max(highest, max(ends))
         object.__setattr__(self, "_id_range", (lowest, highest))
+        breakers = self.dry_sequence_breaker_ids
+        if type(breakers) is not AscendingIds:
+            object.__setattr__(self, "dry_sequence_breaker_ids", AscendingIds(sorted(set(breakers))))
 
     def _token_ids(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Every list of token ids, by the name that a caller knows."""
@@ -186,7 +196,7 @@ def _as_tuple(name: str, value: Any) -> Any:
         if not all(isinstance(word, tuple | list) for word in value):
             raise InvalidRequest(f"{name} is {value!r:.80} but must be a list of lists of token ids", param=name)
         return tuple(map(tuple, value))
-    return tuple(value)
+    return value if isinstance(value, tuple) else tuple(value)
 
 
 def _is_number(value: object) -> bool:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 from octavo.core.config import EngineConfig, ResolvedConfig
@@ -23,9 +22,11 @@ from octavo.core.errors import EngineUnavailable, InvalidRequest, QueueFull, Req
 from octavo.core.output import RequestOutput
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.steps import Steps
 from octavo.engine.load import LoadedEngine, load_engine
 from octavo.engine.request_stream import RequestStream, Unread
 from octavo.engine.requests import make_requests
+from octavo.engine.text_workers import TextWorkers
 from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,6 @@ IDLE_CHECK_S = 1.0
 MAX_FAILURES = 3
 #: CPU time for the inbox before the next step: running sequences do not wait longer for those that are new.
 INBOX_S = 0.001
-#: Threads that tokenise and render templates: 1 MB of text takes most of a second.
-NUM_TEXT_WORKERS = 2
 
 
 class AsyncEngine:
@@ -66,7 +65,7 @@ class AsyncEngine:
         self._all_ended = asyncio.Event()  # awaited by drain()
         self._outbox: deque[list[RequestOutput]] = deque()  # engine to loop
         self._notify_fds: tuple[int, int] | None = None  # pipe (read, write): a step has begun to compute
-        self._text_workers = ThreadPoolExecutor(NUM_TEXT_WORKERS, thread_name_prefix="octavo-text")
+        self.text_workers = TextWorkers()
 
     # what it is
 
@@ -95,7 +94,7 @@ class AsyncEngine:
         """Load the model on a worker thread, then start stepping. Raises what loading raised."""
         self._loop = asyncio.get_running_loop()
         try:
-            self._loaded = await self._loop.run_in_executor(self._text_workers, self._load, self._wish)
+            self._loaded = await asyncio.to_thread(self._load, self._wish)
         except BaseException as error:
             self._die(f"loading failed: {error}")
             raise
@@ -133,19 +132,39 @@ class AsyncEngine:
         self._die("stopped")
         if self._loaded is not None:
             self._loaded.close()
-        self._text_workers.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.text_workers.stop)
 
     # requests
 
-    async def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
-        """Token ids of a text, computed off the event loop."""
-        tokenizer = self.tokenizer
-        return await self._in_worker(lambda: tokenizer.encode(text, parse_special=parse_special, add_bos=add_bos))
+    async def encode(
+        self, texts: Sequence[str], *, parse_special: bool = True, add_bos: bool | None = None, client: str = ""
+    ) -> list[list[int]]:
+        """Token ids of each text, computed off the event loop as one job; cancelled, that ends.
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> list[int]:
-        """Token ids of a rendered chat. InvalidRequest if the template refuses it or there is none."""
+        client: whose share of the text workers it takes
+        Raises InvalidRequest, PromptTooLong for a text that cannot fit (often before it is tokenised), QueueFull.
+        """
+        tokenizer, limit = self.tokenizer, self.config.max_model_len
+
+        def steps() -> Steps[list[list[int]]]:
+            found: list[list[int]] = []
+            for text in texts:
+                ids = yield from tokenizer.encode_steps(
+                    text, parse_special=parse_special, add_bos=add_bos, max_tokens=limit
+                )
+                found.append(ids)
+            return found
+
+        return await self.text_workers.run(steps(), client=client, size=sum(map(len, texts)))
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, client: str = "", **template_kwargs: Any
+    ) -> list[int]:
+        """Token ids of a rendered chat. Raises as ``encode``, and where there is no template or it refuses."""
         template = self.loaded.require_chat_template()
-        return await self._in_worker(lambda: template.encode(messages, **template_kwargs))
+        steps = template.encode_steps(messages, max_tokens=self.config.max_model_len, **template_kwargs)
+        size = sum(len(message.get("content") or "") for message in messages)
+        return await self.text_workers.run(steps, client=client, size=size)
 
     def submit(
         self,
@@ -216,9 +235,6 @@ class AsyncEngine:
         return await future
 
     # the loop's side
-
-    async def _in_worker(self, fn: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._text_workers, fn)
 
     def _post(self, command: Callable[[LoadedEngine], None]) -> None:
         self._inbox.append(command)

@@ -15,25 +15,37 @@ import tokenizers
 from tokenizers.models import BPE
 
 from octavo.core.errors import ModelFileError
-from octavo.text.pre_tokenizers import build_pre_tokenizer, find_cut
+from octavo.core.limits import MAX_RUN_CHARS
+from octavo.core.steps import Steps
+from octavo.text.pre_tokenizers import build_pre_tokenizer, cut_at_seam, find_cut
 
 
 class LibraryEncoder:
     """A ``tokenizers`` pipeline without added tokens. It releases the GIL while it encodes.
 
-    later: the pipeline for texts after a special token, where the other treats the beginning of a text differently
+    later:    the pipeline for texts after a special token, where the other treats the beginning of a text differently
+    has_seams: texts may be cut where ``cut_at_seam`` says
     """
 
-    def __init__(self, pipeline: tokenizers.Tokenizer, later: tokenizers.Tokenizer | None = None) -> None:
+    def __init__(
+        self, pipeline: tokenizers.Tokenizer, later: tokenizers.Tokenizer | None = None, *, has_seams: bool = False
+    ) -> None:
         self._pipeline = pipeline
         self._later = later
+        self._has_seams = has_seams
+        self.max_run = MAX_RUN_CHARS if has_seams else None
 
-    def encode_pieces(self, texts: Sequence[str], *, at_start: bool) -> list[list[int]]:
+    def encode_steps(self, texts: Sequence[str], *, at_start: bool, goes_on: bool = False) -> Steps[list[list[int]]]:
         """Ids of each text. One call: the batch form frees the GIL and keeps no offsets, the single form does not."""
+        yield
         if self._later is None:
             return _encode(self._pipeline, texts)
         num_first = 1 if at_start else 0
         return _encode(self._pipeline, texts[:num_first]) + _encode(self._later, texts[num_first:])
+
+    def cut(self, text: str, start: int, size: int) -> int:
+        """A place where ``text`` may be cut, or its end."""
+        return cut_at_seam(text, start, size) if self._has_seams else len(text)
 
 
 def _encode(pipeline: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -62,7 +74,7 @@ def build_byte_level(vocab: dict[str, int], merges: Sequence[str], hidden: froze
         model = BPE(vocab, kept, ignore_merges=cut.ignore_merges)
     pipeline = tokenizers.Tokenizer(model)
     pipeline.pre_tokenizer = build_pre_tokenizer(cut)
-    return LibraryEncoder(pipeline)
+    return LibraryEncoder(pipeline, has_seams=True)
 
 
 def _parse_merges(merges: Sequence[str]) -> list[tuple[str, str]]:

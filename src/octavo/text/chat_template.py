@@ -10,12 +10,14 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from octavo.core.errors import InvalidRequest, ModelFileError
+from octavo.core.steps import Steps, finish
 from octavo.text.template_budget import RenderLimit
 from octavo.text.template_sandbox import SandboxedTemplate
-from octavo.text.tokenizer import Tokenizer, check_text
+from octavo.text.tokenizer import Tokenizer
 from octavo.text.vocabulary import SpecialToken, SpecialTokenMatcher
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_WINDOW = 1 << 12  # characters of a message that one call looks through; each may need a look of its own
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 # What expressions of a template raise when the messages are not of the shape that it expects.
 _EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
@@ -64,13 +66,26 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> list[int]:
         """Prompt ids. The template writes BOS if the model wants one. Raises as ``render`` does."""
-        text, disguise = self._render(messages, add_generation_prompt, tools, kwargs)
-        check_text(text)
-        undo = {ord(private): char for char, private in disguise.items()}
-        pieces = self._tokenizer.special_tokens.split(text)
-        return self._tokenizer.encode_pieces(
-            [piece.translate(undo) if isinstance(piece, str) else piece for piece in pieces]
-        )
+        return finish(self.encode_steps(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs))
+
+    def encode_steps(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Steps[list[int]]:
+        """``encode`` in pieces. Raises ``PromptTooLong`` as soon as there must be more than ``max_tokens`` ids.
+
+        It is the rendered text that is measured: a template may leave out parts of messages.
+        """
+        text, disguise = yield from self._render(messages, add_generation_prompt, tools, kwargs)
+        yield from self._tokenizer.check_length_steps(text, max_tokens)
+        undo = {private: char for char, private in disguise.items()}
+        special = self._tokenizer.special_tokens
+        return (yield from self._tokenizer.encode_text_steps(text, special, undo=undo, max_tokens=max_tokens))
 
     def render(
         self,
@@ -88,7 +103,7 @@ class ChatTemplate:
 
         Raises ``InvalidRequest`` for other messages, and with the template's own words where the template refuses.
         """
-        text, disguise = self._render(messages, add_generation_prompt, tools, kwargs)
+        text, disguise = finish(self._render(messages, add_generation_prompt, tools, kwargs))
         return text.translate({ord(private): char for char, private in disguise.items()})
 
     def _render(
@@ -97,7 +112,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Any] | None,
         kwargs: Mapping[str, Any],
-    ) -> tuple[str, dict[str, str]]:
+    ) -> Steps[tuple[str, dict[str, str]]]:
         """The text in disguise, and the disguise: real character -> private one."""
         names = {name: self._tokenizer.token_text(i) for name, i in self._names.items() if i is not None}
         if reserved := kwargs.keys() & {"messages", "tools", "add_generation_prompt", *self._names}:
@@ -109,8 +124,9 @@ class ChatTemplate:
         try:
             strings = list(_strings(given))
             if self._protect:
-                disguise = self._guard.choose_disguise(strings)
-                given = self._guard.disguise_values(given, disguise)
+                disguise = yield from self._guard.choose_disguise(strings)
+                given = yield from self._guard.disguise_values(given, disguise)
+            yield
             text = self._template.render(
                 {**given, **names, "add_generation_prompt": add_generation_prompt},
                 time_limit_s=self._time_limit_s,
@@ -207,11 +223,17 @@ class _Guard:
             if any(literal.endswith(text[:size]) for literal in literals.all)
         )
         self._sought = literals.sought
+        self._longest_sought = max(map(len, literals.sought), default=0)
         self._taken = set(_PRIVATE_USE.findall(written)) | set(_PRIVATE_USE.findall("".join(protected)))
 
-    def choose_disguise(self, strings: Sequence[str]) -> dict[str, str]:
+    def choose_disguise(self, strings: Sequence[str]) -> Steps[dict[str, str]]:
         """A private-use character, found in none of ``strings``, for each character that may need one."""
-        taken = self._taken.union(*map(_PRIVATE_USE.findall, strings))
+        taken = set(self._taken)
+        for text in strings:
+            for start in range(0, len(text), _WINDOW):
+                taken.update(_PRIVATE_USE.findall(text, start, start + _WINDOW))
+                if start:
+                    yield
         free = (char for char in map(chr, range(0xE000, 0xF900)) if char not in taken)
         disguise = dict(zip(sorted(self._first_chars | self._completing), free, strict=False))
         if len(disguise) < len(self._first_chars | self._completing):
@@ -220,38 +242,53 @@ class _Guard:
             )
         return disguise
 
-    def disguise_values(self, given: Mapping[str, Any], disguise: Mapping[str, str]) -> dict[str, Any]:
+    def disguise_values(self, given: Mapping[str, Any], disguise: Mapping[str, str]) -> Steps[dict[str, Any]]:
         """``given`` with its strings disguised, except names of variables and roles, which have been checked."""
-        changed = {name: self._apply_deep(value, disguise) for name, value in given.items()}
+        changed: dict[str, Any] = {}
+        for name, value in given.items():
+            changed[name] = yield from self._apply_deep(value, disguise)
         for message, original in zip(changed["messages"], given["messages"], strict=True):
             message["role"] = original["role"]
         return changed
 
-    def _apply_deep(self, value: Any, disguise: Mapping[str, str]) -> Any:
+    def _apply_deep(self, value: Any, disguise: Mapping[str, str]) -> Steps[Any]:
         if isinstance(value, str):
-            return self._hide_completions(self._hide_beginnings(value, disguise), disguise)
+            return self._hide_completions((yield from self._hide_beginnings(value, disguise)), disguise)
         if isinstance(value, Mapping):
-            # Keys are looked up by name: the template could not find "name" if its first letter were hidden.
-            return {
-                self._hide_beginnings(key, disguise) if isinstance(key, str) else key: self._apply_deep(item, disguise)
-                for key, item in value.items()
-            }
+            changed: dict[Any, Any] = {}
+            for key, item in value.items():
+                # Keys are looked up by name: the template could not find "name" if its first letter were hidden.
+                name = (yield from self._hide_beginnings(key, disguise)) if isinstance(key, str) else key
+                changed[name] = yield from self._apply_deep(item, disguise)
+            yield
+            return changed
         if isinstance(value, list | tuple):
-            return [self._apply_deep(item, disguise) for item in value]
+            items: list[Any] = []
+            for item in value:
+                found = yield from self._apply_deep(item, disguise)
+                items.append(found)
+            return items
         return value
 
-    def _hide_beginnings(self, text: str, disguise: Mapping[str, str]) -> str:
+    def _hide_beginnings(self, text: str, disguise: Mapping[str, str]) -> Steps[str]:
         """So that no protected token begins in ``text``."""
         if self._begins is None:
             return text
-        return self._begins.sub(
-            lambda found: found[0] if self._readable.match(text, found.start()) else disguise[found[0]], text
-        )
+        parts = []
+        for start in range(0, len(text), _WINDOW):
+
+            def hide(found: re.Match[str], start: int = start) -> str:
+                return found[0] if self._readable.match(text, start + found.start()) else disguise[found[0]]
+
+            parts.append(self._begins.sub(hide, text[start : start + _WINDOW]))
+            if start:
+                yield
+        return "".join(parts)
 
     def _hide_completions(self, text: str, disguise: Mapping[str, str]) -> str:
         """So that no protected token that began before ``text`` goes on in it."""
         at = len(text) - len(text.lstrip()) if self._completing else len(text)
-        if text[at : at + 1] not in self._completing or text in self._sought:
+        if text[at : at + 1] not in self._completing or (len(text) <= self._longest_sought and text in self._sought):
             return text
         return text[:at] + disguise[text[at]] + text[at + 1 :]
 

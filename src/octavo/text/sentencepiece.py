@@ -10,12 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
+from octavo.core.limits import MAX_MERGE_CHARS
+from octavo.core.steps import Steps
+from octavo.text.pre_tokenizers import PIECE_CHARS, cut_at_seam
 from octavo.text.vocabulary import SPACE_MARK
 
 _WORDS = re.compile(f"{SPACE_MARK}+[^{SPACE_MARK}]*|[^{SPACE_MARK}]+")
+_SEAM = re.compile(f"[^ {SPACE_MARK}\ue000-\uf8ff](?=[ {SPACE_MARK}])")
 _INNER_SPACE = re.compile(f"[^\0{SPACE_MARK}]{SPACE_MARK}")
 _MAX_CACHED_WORDS = 1 << 15
 _MAX_CACHED_CHARS = 32
+_PER_STEP = 1 << 10  # merges, or characters, between two yields
 
 
 class SentencePieceEncoder:
@@ -41,40 +46,75 @@ class SentencePieceEncoder:
         self._byte_ids = byte_ids
         self._unknown = unknown
         self._add_space = add_space
+        self.max_run: int | None = MAX_MERGE_CHARS
         # No merge crosses from a word into the next one's space unless some token holds a space after a letter.
         self._words_are_apart = _INNER_SPACE.search("\0".join(pieces)) is None
         self._cache: dict[str, tuple[int, ...]] = {}
 
-    def encode_pieces(self, texts: Sequence[str], *, at_start: bool = True) -> list[list[int]]:
+    def encode_steps(
+        self, texts: Sequence[str], *, at_start: bool = True, goes_on: bool = False
+    ) -> Steps[list[list[int]]]:
         """Ids of each text, wherever it stands. Time n log n in the longest word."""
-        return [self._encode(text) for text in texts]
+        found: list[list[int]] = []
+        for text in texts:
+            ids = yield from self._encode(text, add_space=self._add_space and not goes_on)
+            found.append(ids)
+        return found
 
-    def _encode(self, text: str) -> list[int]:
+    def cut(self, text: str, start: int, size: int) -> int:
+        """A place before a space, or the end."""
+        return cut_at_seam(text, start, size, _SEAM) if self._words_are_apart else len(text)
+
+    def _encode(self, text: str, *, add_space: bool) -> Steps[list[int]]:
         text = text.replace(" ", SPACE_MARK)
-        if self._add_space:
+        if add_space:
             text = SPACE_MARK + text
         if not self._words_are_apart:
-            return self._merge(text)
+            return (yield from self._merge(text))
         ids: list[int] = []
-        for word in _WORDS.findall(text):
+        for count, word in enumerate(_WORDS.findall(text)):
             known = self._cache.get(word)
             if known is None:
-                known = tuple(self._merge(word))
+                known = tuple((yield from self._merge(word)))
                 if len(word) <= _MAX_CACHED_CHARS:
                     if len(self._cache) >= _MAX_CACHED_WORDS:
                         self._cache = {}
                     self._cache[word] = known
             ids.extend(known)
+            if count % _PER_STEP == 0:
+                yield
         return ids
 
-    def _merge(self, word: str) -> list[int]:
+    def _merge(self, word: str) -> Steps[list[int]]:
         """Symbols are a linked list over the word's positions; ``end[p]`` is 0 where no symbol begins any more."""
         pieces, size = self._pieces, len(word)
-        end = list(range(1, size + 1))
-        start_before = list(range(-1, size))  # start of the symbol that ends where this one begins
-        heap = [(-pieces[pair][1], at, at + 2) for at in range(size - 1) if (pair := word[at : at + 2]) in pieces]
-        heapify(heap)
+        end: list[int] = []
+        start_before: list[int] = []  # start of the symbol that ends where this one begins
+        heap: list[tuple[float, int, int]] = []
+        for first in range(0, size, _PER_STEP):
+            last = min(first + _PER_STEP, size)
+            end += range(first + 1, last + 1)
+            start_before += range(first - 1, last - 1)
+            heap += [
+                (-pieces[pair][1], at, at + 2)
+                for at in range(first, min(last, size - 1))
+                if (pair := word[at : at + 2]) in pieces
+            ]
+            if first:
+                yield
+        if len(heap) <= PIECE_CHARS:
+            heapify(heap)
+        else:  # which is one call into C
+            pushed, heap = heap, []
+            for count, item in enumerate(pushed):
+                heappush(heap, item)
+                if count % _PER_STEP == 0:
+                    yield
+        num_merged = 0
         while heap:
+            num_merged += 1
+            if num_merged % _PER_STEP == 0:
+                yield
             _, left, stop = heappop(heap)
             middle = end[left]
             # Stale unless both halves are still symbols and together end where they did when this was pushed.

@@ -10,7 +10,7 @@ class StopStrings:
 
     stops: non-empty strings
 
-    Nothing is computed before text asks for it, and then two bytes per character that it came to match: a thousand
+    Nothing is computed before text asks for it, and then four bytes per character that it came to match: a thousand
     choices with sixteen long stops each cost what one costs. Sequences that share it must be on one thread.
     """
 

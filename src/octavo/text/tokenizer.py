@@ -6,14 +6,18 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from octavo.core.errors import InvalidRequest
+from octavo.core.errors import InvalidRequest, PromptTooLong
+from octavo.core.steps import Steps, finish
 from octavo.text.detokenizer import Detokenizer
+from octavo.text.pre_tokenizers import PIECE_CHARS
 from octavo.text.tokenizer_folder import read_folder_tokenizer
 from octavo.text.tokenizer_gguf import read_gguf_tokenizer
 from octavo.text.tokenizer_parts import TokenizerParts
 from octavo.text.vocabulary import CONTROL_KINDS, SpecialTokenMatcher, TokenKind, not_normal
 
 logger = logging.getLogger(__name__)
+
+_CHECKED_CHARS = 1 << 16  # looked at in one call
 
 
 class Tokenizer:
@@ -56,6 +60,9 @@ class Tokenizer:
             self.visible_bytes_by_id[token_id] = b""
         self._encoder = parts.encoder
         self._has_told_of_bos = False
+        # special tokens that swallow the white space beside them stand for any amount of it
+        swallows = any(token.lstrip or token.rstrip for token in parts.special)
+        self._max_token_bytes = None if swallows else parts.max_token_bytes
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
@@ -76,11 +83,18 @@ class Tokenizer:
 
         Raises ``InvalidRequest`` for half surrogate pairs, which are no text.
         """
-        check_text(text)
+        return finish(self.encode_steps(text, parse_special=parse_special, add_bos=add_bos))
+
+    def encode_steps(
+        self, text: str, *, parse_special: bool = False, add_bos: bool | None = None, max_tokens: int | None = None
+    ) -> Steps[list[int]]:
+        """``encode`` in pieces. Raises ``PromptTooLong`` as soon as there must be more than ``max_tokens`` ids."""
+        yield from self.check_length_steps(text, max_tokens)
         if add_bos is None:
             add_bos = self.add_bos
-        matcher = self.special_tokens if parse_special else self._user_defined
-        ids = self.encode_pieces(matcher.split(text))
+        ids = yield from self.encode_text_steps(
+            text, self.special_tokens if parse_special else self._user_defined, max_tokens=max_tokens
+        )
         bos = self.bos_token_id
         if not add_bos or bos is None:
             return ids
@@ -95,17 +109,91 @@ class Tokenizer:
             self._has_told_of_bos = True
             logger.warning("a prompt begins with %r, which is added to every text: it was not doubled", name)
 
-    def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+    def check_length_steps(self, text: str, max_tokens: int | None) -> Steps[None]:
+        """Raise ``InvalidRequest`` unless ``text`` is text, ``PromptTooLong`` if its bytes alone say that it is."""
+        most = self._max_token_bytes
+        limit = None if max_tokens is None or most is None else max_tokens * most
+        _check_bytes(len(text), limit, most, max_tokens)
+        num_bytes = 0
+        for start in range(0, len(text), _CHECKED_CHARS):
+            num_bytes += check_text(text, start, start + _CHECKED_CHARS)
+            _check_bytes(num_bytes, limit, most, max_tokens)
+            yield
+
+    def encode_text_steps(
+        self,
+        text: str,
+        special: SpecialTokenMatcher,
+        *,
+        undo: Mapping[str, str] | None = None,
+        max_tokens: int | None = None,
+    ) -> Steps[list[int]]:
+        """Ids of ``text``, cut at what ``special`` finds.
+
+        undo: what to write in the plain pieces instead of single characters
+        """
+        pieces: list[str | int] = []
+        for _ in special.split_steps(text, pieces):
+            check_num_tokens(len(pieces) // 2, max_tokens)  # every other piece is a special token at least
+            yield
+        return (yield from self.encode_pieces_steps(pieces, undo=undo, max_tokens=max_tokens))
+
+    def encode_pieces_steps(
+        self, pieces: Sequence[str | int], *, undo: Mapping[str, str] | None = None, max_tokens: int | None = None
+    ) -> Steps[list[int]]:
         """Ids of plain texts with token ids between them; nothing is looked for in the texts and no BOS is added."""
-        texts = [piece for piece in pieces if isinstance(piece, str)]
-        encoded = iter(self._encoder.encode_pieces(texts, at_start=isinstance(next(iter(pieces), None), str)))
+        ids: list[int] = []
+        few: list[str | int] = []  # pieces that make one call
+        num_chars = 0
+        at_start = True
+        for piece in pieces:
+            if isinstance(piece, int) or len(piece) <= PIECE_CHARS:
+                few.append(piece)
+                num_chars += 32 + (len(piece) if isinstance(piece, str) else 0)
+                if num_chars < PIECE_CHARS:
+                    continue
+            ids += yield from self._encode_few(few, undo, at_start=at_start)
+            at_start = at_start and not few
+            few, num_chars = [], 0
+            check_num_tokens(len(ids), max_tokens)
+            if isinstance(piece, str) and len(piece) > PIECE_CHARS:
+                start = 0
+                while start < len(piece):
+                    stop = self._encoder.cut(piece, start, PIECE_CHARS)
+                    self._check_run(stop - start, max_tokens)
+                    part = _replace_all(piece[start:stop], undo)
+                    (more,) = yield from self._encoder.encode_steps([part], at_start=at_start, goes_on=start > 0)
+                    ids += more
+                    at_start, start = False, stop
+                    check_num_tokens(len(ids), max_tokens)
+        ids += yield from self._encode_few(few, undo, at_start=at_start)
+        check_num_tokens(len(ids), max_tokens)
+        return ids
+
+    def _encode_few(
+        self, pieces: Sequence[str | int], undo: Mapping[str, str] | None, *, at_start: bool
+    ) -> Steps[list[int]]:
+        texts = [_replace_all(piece, undo) for piece in pieces if isinstance(piece, str)]
+        first_is_text = at_start and bool(pieces) and isinstance(pieces[0], str)
+        encoded = iter((yield from self._encoder.encode_steps(texts, at_start=first_is_text)) if texts else ())
         ids: list[int] = []
         for piece in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids.extend(next(encoded))
+                ids += next(encoded)
+        yield
         return ids
+
+    def _check_run(self, num_chars: int, max_tokens: int | None) -> None:
+        """Raise ``InvalidRequest`` if a server's text has a longer run without a place to cut than it takes."""
+        limit = self._encoder.max_run
+        if max_tokens is not None and limit is not None and num_chars > limit + PIECE_CHARS:
+            raise InvalidRequest(
+                f"the text has {num_chars} characters without a space or a letter beside punctuation; at most {limit} "
+                "are tokenised at once",
+                param="prompt",
+            )
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of text that a token stands for, often part of a character; a control token's are its name.
@@ -131,12 +219,33 @@ class Tokenizer:
         return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
 
 
-def check_text(text: str) -> None:
-    """Raise ``InvalidRequest`` unless ``text`` can be written as UTF-8."""
+def _replace_all(text: str, undo: Mapping[str, str] | None) -> str:
+    for written, meant in (undo or {}).items():
+        text = text.replace(written, meant)
+    return text
+
+
+def check_text(text: str, start: int = 0, stop: int | None = None) -> int:
+    """The length of ``text[start:stop]`` in UTF-8. Raises ``InvalidRequest`` unless it can be written so."""
     try:
-        text.encode()
+        return len((text if stop is None else text[start:stop]).encode())
     except UnicodeEncodeError as error:
-        code = ord(text[error.start])
+        at = start + error.start
         raise InvalidRequest(
-            f"character {error.start} of the text is U+{code:04X}, half of a surrogate pair; send whole characters"
+            f"character {at} of the text is U+{ord(text[at]):04X}, half of a surrogate pair; send whole characters"
         ) from None
+
+
+def check_num_tokens(num_tokens: int, max_tokens: int | None) -> None:
+    """Raise ``PromptTooLong`` if a prompt of at least ``num_tokens`` cannot fit."""
+    if max_tokens is not None and num_tokens > max_tokens:
+        raise PromptTooLong(
+            f"This model's maximum context length is {max_tokens} tokens, but the prompt has at least {num_tokens}; "
+            "shorten it or raise --max-model-len",
+            param="prompt",
+        )
+
+
+def _check_bytes(num_bytes: int, limit: int | None, most: int | None, max_tokens: int | None) -> None:
+    if limit is not None and most is not None and num_bytes > limit:
+        check_num_tokens(-(-num_bytes // most), max_tokens)

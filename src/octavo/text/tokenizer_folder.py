@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.core.errors import ModelFileError
 from octavo.text.byte_pair import LibraryEncoder, load_pipeline
+from octavo.text.pre_tokenizers import PATTERNS, WORD_PATTERNS
 from octavo.text.tokenizer_parts import Fields, TokenizerParts, check_token_id, mark_as_control
 from octavo.text.vocabulary import (
     CONTROL_KINDS,
@@ -48,9 +49,11 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts:
     ends = _generation_ends(generation, len(texts)) | ({eos} if eos is not None else set())
     mark_as_control(texts, kinds, ends | ({bos} if bos is not None else set()))
     spelling = _spelling(spec)
+    vocabulary = Vocabulary.build(texts, kinds, spelling)
+    hidden = {i for i in range(len(texts)) if kinds[i] in CONTROL_KINDS}
     add_bos = Fields(config, "tokenizer_config.json").get("add_bos_token", bool)
     return TokenizerParts(
-        vocabulary=Vocabulary.build(texts, kinds, spelling),
+        vocabulary=vocabulary,
         special=[
             SpecialToken(
                 texts[i],
@@ -65,6 +68,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts:
         bos_token_id=bos,
         eos_token_id=eos,
         eos_token_ids=frozenset(ends),
+        max_token_bytes=_max_token_bytes(spec, vocabulary.max_bytes(hidden, spelling)),
         add_bos=bos is not None
         and (add_bos if add_bos is not None else _begins_with(spec.get("post_processor"), texts[bos])),
         adds_space_prefix=spelling == "sentencepiece" and _adds_space_prefix(spec),
@@ -169,6 +173,43 @@ def _spelling(spec: Mapping[str, Any]) -> Spelling:
     )
 
 
+def _max_token_bytes(spec: Mapping[str, Any], most: int | None) -> int | None:
+    """``most``, unless the text is changed first: composed characters are at most four times shorter (NFC)."""
+    steps = list(_components(spec.get("normalizer")))
+    kinds = {step.get("type") for step in steps} - {"Sequence", "Prepend"}
+    replacements = [(step.get("pattern"), step.get("content")) for step in steps if step.get("type") == "Replace"]
+    if all(replacement == ({"String": " "}, SPACE_MARK) for replacement in replacements):
+        kinds.discard("Replace")
+    removes = any(
+        part.get("behavior") == "Removed" or part.get("type") in ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
+        for part in _components(spec.get("pre_tokenizer"))
+    )
+    if most is None or removes or kinds - {"NFC"}:
+        return None
+    return most * 4 if kinds else most
+
+
+def _has_seams(spec: Mapping[str, Any]) -> bool:
+    """Whether texts may be cut at ``cut_at_seam``: the expressions are among those that it is known of."""
+    if {step.get("type") for step in _components(spec.get("normalizer"))} - {"Sequence", "NFC"}:
+        return False
+    cuts = 0
+    for part in _components(spec.get("pre_tokenizer")):
+        if part.get("type") == "Split":
+            pattern = part.get("pattern")
+            regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+            if regex not in PATTERNS or part.get("behavior") != "Isolated" or part.get("invert"):
+                return False
+            cuts += regex in WORD_PATTERNS
+        elif part.get("type") == "ByteLevel":
+            if part.get("add_prefix_space", True):
+                return False
+            cuts += part.get("use_regex", True)
+        elif part.get("type") not in ("Sequence", "Digits"):
+            return False
+    return cuts > 0
+
+
 def _adds_space_prefix(spec: Mapping[str, Any]) -> bool:
     for part in (*_components(spec.get("normalizer")), *_components(spec.get("pre_tokenizer"))):
         if part.get("type") == "Prepend" and part.get("prepend") == SPACE_MARK:
@@ -209,7 +250,7 @@ def _build_encoder(spec: dict[str, Any], model: dict[str, Any], hidden: set[str]
         return LibraryEncoder(
             first, load_pipeline({**plain, "pre_tokenizer": {**pre_tokenizer, "prepend_scheme": "never"}})
         )
-    return LibraryEncoder(first)
+    return LibraryEncoder(first, has_seams=_has_seams(spec))
 
 
 def _merge_texts(merge: Any) -> tuple[str, ...]:

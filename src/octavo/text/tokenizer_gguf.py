@@ -45,18 +45,20 @@ def read_gguf_tokenizer(metadata: Mapping[str, object]) -> TokenizerParts:
     add_bos = fields.get(_PREFIX + "add_bos_token", bool)
     if add_bos is None:
         add_bos = model == "llama" or (pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].add_bos)
+    vocabulary = Vocabulary.build(texts, kinds, "byte_level" if model == "gpt2" else "sentencepiece")
     encoder: PlainEncoder
     if model == "gpt2":
         encoder = _byte_level(fields, texts, hidden, pre)
     else:
         encoder = _sentencepiece(fields, texts, kinds, add_space)
     return TokenizerParts(
-        vocabulary=Vocabulary.build(texts, kinds, "byte_level" if model == "gpt2" else "sentencepiece"),
+        vocabulary=vocabulary,
         special=[SpecialToken(texts[i], i) for i in special],
         encoder=encoder,
         bos_token_id=bos,
         eos_token_id=eos,
         eos_token_ids=frozenset(ends),
+        max_token_bytes=vocabulary.max_bytes(hidden, "byte_level" if model == "gpt2" else "sentencepiece"),
         add_bos=add_bos and bos is not None,
         adds_space_prefix=add_space,
         chat_template=fields.get("tokenizer.chat_template", str),

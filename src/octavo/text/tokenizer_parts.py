@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from octavo.core.errors import ModelFileError
+from octavo.core.steps import Steps
 from octavo.text.vocabulary import SpecialToken, TokenKind, Vocabulary
 
 T = TypeVar("T")
@@ -33,8 +34,18 @@ _LOOKS_LIKE_CONTROL = re.compile(r"[<\[].+[>\]]", re.DOTALL)
 class PlainEncoder(Protocol):
     """Text without special tokens to ids. Safe to call from several threads."""
 
-    def encode_pieces(self, texts: Sequence[str], *, at_start: bool) -> list[list[int]]:
-        """Ids of each text, in order. They stand between special tokens; ``at_start``: the first has none before it."""
+    max_run: int | None  # characters of a server's text that it takes without a place to cut; None: any number
+
+    def encode_steps(self, texts: Sequence[str], *, at_start: bool, goes_on: bool = False) -> Steps[list[list[int]]]:
+        """Ids of each text, in order. They stand between special tokens; ``at_start``: the first has none before it.
+
+        goes_on: instead, the one text goes on from the one before, which ended where ``cut`` said
+        """
+
+    def cut(self, text: str, start: int, size: int) -> int:
+        """A place after ``start``, about ``size`` on, where ``text`` may be cut: the ids of what is before and after
+        are those of the whole, one after the other. The end of ``text`` where there is none.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,7 @@ class TokenizerParts:
     eos_token_id: int | None
     eos_token_ids: frozenset[int]
     add_bos: bool
+    max_token_bytes: int | None  # of text, that one token may stand for; None: there is no limit
     adds_space_prefix: bool
     chat_template: str | None
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
 from typing import Literal
 
 from octavo.core.errors import ModelFileError
+from octavo.core.steps import Steps, finish
 
+_WINDOW = 1 << 16  # characters that one search looks through
 SPACE_MARK = "▁"  # how SentencePiece writes a space inside a token
 Spelling = Literal["byte_level", "sentencepiece"]
 CIRCLED_LETTERS = (("Ⓐ", "ⓩ"), ("🄰", "🅉"), ("🅐", "🅩"), ("🅰", "🆉"))  # and squared ones
@@ -66,6 +68,18 @@ class Vocabulary:
             elif spelling == "byte_level" or kind in CONTROL_KINDS:
                 token_bytes[token_id] = text.encode()
         return cls(texts, kinds, token_bytes)
+
+    def max_bytes(self, hidden: Container[int], spelling: Spelling) -> int | None:
+        """The most bytes of text that one token stands for; None if some byte is no token, so that text may vanish.
+
+        hidden: tokens that text cannot become
+        """
+        if spelling == "byte_level":
+            usable = {self.texts[i] for i, raw in enumerate(self.token_bytes) if len(raw) == 1 and i not in hidden}
+            covers_all = usable.issuperset(BYTE_LEVEL_ALPHABET)
+        else:
+            covers_all = sum(kind == TokenKind.BYTE for kind in self.kinds) == 256
+        return max(map(len, self.token_bytes)) if covers_all else None
 
 
 def not_normal(kinds: Sequence[int]) -> list[int]:
@@ -149,11 +163,23 @@ class SpecialTokenMatcher:
 
     def split(self, text: str) -> list[str | int]:
         """``text`` as plain pieces (never empty) and the ids of the special tokens between them."""
-        if self._scan is None:
-            return [text] if text else []
         pieces: list[str | int] = []
-        start = position = 0
-        while (found := self._scan.search(text, position)) is not None:
+        finish(self.split_steps(text, pieces))
+        return pieces
+
+    def split_steps(self, text: str, pieces: list[str | int]) -> Steps[None]:
+        """``split`` into ``pieces``; who drives it may stop where these become too many."""
+        start = position = num_found = 0
+        while self._scan is not None and position < len(text):
+            stop = position + _WINDOW
+            found = self._scan.search(text, position, stop + self._HEAD - 1)
+            if found is None:
+                position = stop
+                yield
+                continue
+            num_found += 1
+            if num_found % 256 == 0:
+                yield
             at = found.start()
             token = self.match(text, at)
             if token is None:
@@ -169,7 +195,6 @@ class SpecialTokenMatcher:
             position = start
         if start < len(text):
             pieces.append(text[start:])
-        return pieces
 
 
 def _touches_word(text: str, start: int, end: int) -> bool:

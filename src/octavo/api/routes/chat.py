@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from octavo.api.auth import Client
 from octavo.api.generation import Generation, sliced
-from octavo.api.json_body import body_schema, read_json
+from octavo.api.json_body import body_schema, read_fields
 from octavo.api.logprobs import chat_logprobs, json_string, prompt_logprobs
 from octavo.api.response_text import Choice, finish_fields, head, id_list, new_id
 from octavo.api.schemas_chat import ChatRequest
@@ -31,11 +31,11 @@ async def create_chat_completion(request: Request) -> Response:
     """OpenAI's chat completions, with vLLM's further sampling parameters."""
     service, client = service_of(request), client_of(request)
     service.check_ready()
-    fields = ChatRequest.parse(await read_json(request))
+    fields = await read_fields(request, service.text_workers, client.id, ChatRequest.parse)
     service.check_model(fields.model)
     answer = ChatAnswer(service, fields)
     if fields.stream:
-        generation = await answer.start(client)
+        generation = await until_disconnect(request.receive, answer.abort, answer.start(client))
         return EventStream(answer.events(generation), generation.abort)
     return await until_disconnect(request.receive, answer.abort, answer.whole(client))
 
@@ -67,8 +67,9 @@ class ChatAnswer:
                 max_tokens=limit[1],
                 logprobs=fields.num_logprobs,
                 prompt_logprobs=fields.prompt_logprobs,
+                client=client,
             )
-            self._prompt = await self._encode()
+            self._prompt = await self._encode(client)
             stream = self._service.submit(self._prompt, sampling, fields, client, request_id=self.id)
         except InvalidRequest as error:
             if error.param == "max_tokens":  # by the name that the client gave it
@@ -78,14 +79,15 @@ class ChatAnswer:
         self._generation = Generation([stream], n=fields.n)
         return self._generation
 
-    async def _encode(self) -> Sequence[int]:
+    async def _encode(self, client: Client) -> Sequence[int]:
         """The prompt. To go on from the last message, its text follows the header that the template gives an answer."""
         engine, fields = self._service.engine, self._fields
         if not fields.continue_final_message:
-            return await engine.encode_chat(fields.messages, **fields.template_kwargs)
-        header = await engine.encode_chat(fields.messages[:-1], **fields.template_kwargs)
+            return await engine.encode_chat(fields.messages, client=client.id, **fields.template_kwargs)
+        header = await engine.encode_chat(fields.messages[:-1], client=client.id, **fields.template_kwargs)
         text: str = fields.messages[-1]["content"]
-        return [*header, *await engine.encode(text, parse_special=False, add_bos=False)]
+        (begun,) = await engine.encode([text], parse_special=False, add_bos=False, client=client.id)
+        return [*header, *begun]
 
     async def whole(self, client: Client) -> Response:
         """The answer in one piece."""

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from octavo.api.auth import Client
 from octavo.api.engine_protocol import OutputStream
 from octavo.api.generation import Generation, News, sliced
-from octavo.api.json_body import body_schema, read_json
+from octavo.api.json_body import body_schema, read_fields
 from octavo.api.logprobs import CompletionLogprobs, json_string, prompt_logprobs, prompt_offsets
 from octavo.api.response_text import Choice, finish_fields, head, id_list, new_id
 from octavo.api.schemas_completions import DEFAULT_MAX_TOKENS, CompletionRequest, Prompt
@@ -36,11 +36,11 @@ async def create_completion(request: Request) -> Response:
     """OpenAI's completions, with vLLM's further sampling parameters."""
     service, client = service_of(request), client_of(request)
     service.check_ready()
-    fields = CompletionRequest.parse(await read_json(request))
+    fields = await read_fields(request, service.text_workers, client.id, service.parse_completion)
     service.check_model(fields.model)
     answer = CompletionAnswer(service, fields)
     if fields.stream:
-        generation = await answer.start(client)
+        generation = await until_disconnect(request.receive, answer.abort, answer.start(client))
         return EventStream(answer.events(generation), generation.abort)
     return await until_disconnect(request.receive, answer.abort, answer.whole(client))
 
@@ -72,7 +72,7 @@ class CompletionAnswer:
     async def start(self, client: Client) -> Generation:
         """Tokenise and submit every prompt, or none. Raises what is wrong, before anything has been answered."""
         fields, service = self._fields, self._service
-        self._prompts = await asyncio.gather(*map(self._encode, fields.prompts))
+        self._prompts = await self._encode(client)
         self._echoes = [_Echo()] * len(self._prompts)
         longest = service.engine.config.max_model_len
         if fields.echo and all(len(prompt) <= longest for prompt in self._prompts):  # a longer one is refused below
@@ -84,6 +84,7 @@ class CompletionAnswer:
             max_tokens=fields.max_tokens,
             logprobs=fields.logprobs,
             prompt_logprobs=fields.logprobs if self._echoes_logprobs else fields.prompt_logprobs,
+            client=client,
         )
         streams: list[OutputStream] = []
         by_limit = {sampling.max_tokens: sampling}  # one record for all prompts, mostly
@@ -105,11 +106,14 @@ class CompletionAnswer:
         self._generation = Generation(streams, n=fields.n)
         return self._generation
 
-    async def _encode(self, prompt: Prompt) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return prompt
+    async def _encode(self, client: Client) -> list[Sequence[int]]:
+        """Every prompt as token ids; all texts are one job."""
+        prompts = self._fields.prompts
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if not texts:  # they are all of one kind
+            return [prompt for prompt in prompts if not isinstance(prompt, str)]
         add_bos = None if self._fields.add_special_tokens else False
-        return await self._service.engine.encode(prompt, add_bos=add_bos)
+        return [*await self._service.engine.encode(texts, add_bos=add_bos, client=client.id)]
 
     def _echo(self, prompt: Prompt, token_ids: Sequence[int]) -> _Echo:
         """For a worker thread: Python all the way, a microsecond or two per token."""

@@ -17,7 +17,7 @@ from octavo.api.auth import Client
 from octavo.api.error_handlers import ApiError
 from octavo.api.generation import Generation
 from octavo.api.inspections import json_answer
-from octavo.api.json_body import read_json
+from octavo.api.json_body import read_fields
 from octavo.api.response_text import Choice
 from octavo.api.routes.chat import ChatAnswer
 from octavo.api.routes.completions import CompletionAnswer
@@ -39,7 +39,8 @@ async def run_lifecycle(request: Request) -> Response:
     Takes what the chat or completions endpoint takes, for one sequence.
     """
     service, client = _debugger(request)
-    answer = _single_answer(service, await read_json(request))
+    workers = service.text_workers
+    answer = await read_fields(request, workers, client.id, lambda body: _single_answer(service, body))
     choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
     found = await service.engine.inspect(lambda engine: inspection.take_lifecycle(engine, answer.id))
     assert found is not None, "a request that has just ended is remembered"
@@ -60,15 +61,11 @@ async def read_lifecycle(request: Request, request_id: str) -> Response:
 async def run_batch(request: Request) -> Response:
     """``{prompts, max_tokens, ...}`` -> ``{steps, outputs}``: what each step ran for whom, and why so much."""
     service, client = _debugger(request)
-    body = await read_json(request)
-    if body.get("prompts") is None or "prompt" in body:
-        raise InvalidRequest("give prompts: a list of strings or of lists of token ids", param="prompts")
-    body["prompt"] = body.pop("prompts")
+    fields = await read_fields(request, service.text_workers, client.id, lambda body: _batch_fields(service, body))
+    service.check_model(fields.model)
+    answer = CompletionAnswer(service, fields)
+    first_step = await service.engine.inspect(lambda engine: _last_step(engine) + 1)
     try:
-        fields = CompletionRequest.parse(_answer_alone(body))
-        service.check_model(fields.model)
-        answer = CompletionAnswer(service, fields)
-        first_step = await service.engine.inspect(lambda engine: _last_step(engine) + 1)
         choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
     except InvalidRequest as error:
         error.param = "prompts" if error.param == "prompt" else error.param
@@ -114,11 +111,22 @@ def _single_answer(service: Service, body: dict[str, Any]) -> ChatAnswer | Compl
         chat = ChatRequest.parse(body)
         service.check_model(chat.model)
         return ChatAnswer(service, chat)
-    completion = CompletionRequest.parse(body)
+    completion = service.parse_completion(body)
     service.check_model(completion.model)
     if len(completion.prompts) != 1:
         raise InvalidRequest("give one prompt here; POST /debug/batch runs several", param="prompt")
     return CompletionAnswer(service, completion)
+
+
+def _batch_fields(service: Service, body: dict[str, Any]) -> CompletionRequest:
+    if body.get("prompts") is None or "prompt" in body:
+        raise InvalidRequest("give prompts: a list of strings or of lists of token ids", param="prompts")
+    body["prompt"] = body.pop("prompts")
+    try:
+        return service.parse_completion(_answer_alone(body))
+    except InvalidRequest as error:
+        error.param = "prompts" if error.param == "prompt" else error.param
+        raise
 
 
 def _answer_alone(body: dict[str, Any]) -> dict[str, Any]:
