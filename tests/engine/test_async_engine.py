@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
+import time
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -178,6 +181,47 @@ def test_many_new_sequences_come_in_over_several_steps(monkeypatch: pytest.Monke
     with_engine(test)
     assert sum(num_new) == 81
     assert max(num_new) == 4
+
+
+def test_five_hundred_choices_with_long_stop_strings_hold_nobody_and_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """32 prompts x n = 16, each choice with sixteen stops of 1,024 characters: a request of 17 kB."""
+    stops = tuple("a" * 1023 + chr(ord("a") + index) for index in range(16))
+    empty_inbox, seconds = AsyncEngine._empty_inbox, [0.0]
+
+    def timed(engine: AsyncEngine, loaded: LoadedEngine) -> None:
+        start = time.thread_time()
+        empty_inbox(engine, loaded)
+        seconds.append(time.thread_time() - start)
+
+    monkeypatch.setattr(AsyncEngine, "_empty_inbox", timed)
+
+    async def test(engine: AsyncEngine, runner: Runner) -> None:
+        async def attack(name: str) -> None:
+            sampling = params(1, stop=stops)
+            await asyncio.gather(
+                *(collect(engine.submit([1, 2], sampling, request_id=f"{name}-{i}", n=16)) for i in range(32))
+            )
+
+        await attack("warm")
+        tracemalloc.start()
+        try:
+            await engine.inspect(lambda loaded: loaded.core.tracer._ended.clear())  # what is kept on purpose
+            gc.collect()
+            before, _ = tracemalloc.get_traced_memory()
+            await attack("attack")
+            _, peak = tracemalloc.get_traced_memory()
+            await engine.inspect(lambda loaded: loaded.core.tracer._ended.clear())
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak - before < 8 << 20
+        assert after - before < 1 << 20
+
+    with_engine(test)
+    assert sorted(seconds)[-3] < 0.005  # 1 ms, and the call under way; the rest is for a collection of garbage
 
 
 def test_choices_are_interleaved_and_each_ends_once() -> None:

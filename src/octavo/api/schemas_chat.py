@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from octavo.api.field_policy import honoured_fields, short_repr
 from octavo.api.schemas import CommonFields, Int, check_short, parse_kwargs
 from octavo.core.errors import InvalidRequest, PromptTooLong, UnsupportedParameter
-from octavo.core.limits import MAX_FIELDS, MAX_LOGPROBS, MAX_MESSAGES, MAX_PARTS, MAX_TEXT_CHARS
+from octavo.core.limits import MAX_CHAT_CHARS, MAX_FIELDS, MAX_LOGPROBS, MAX_MESSAGES, MAX_PARTS
 
 ROLES = ("system", "developer", "user", "assistant")
 #: Roles that other servers know.
@@ -38,9 +38,9 @@ def parse_messages(value: object) -> tuple[dict[str, Any], ...]:
         raise InvalidRequest(f"messages has {len(value)} messages; at most {MAX_MESSAGES}", param="messages")
     messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(value))
     num_chars = sum(len(message["content"]) for message in messages)
-    if num_chars > MAX_TEXT_CHARS:
+    if num_chars > MAX_CHAT_CHARS:
         raise PromptTooLong(
-            f"messages have {num_chars} characters together; at most {MAX_TEXT_CHARS} are rendered", param="messages"
+            f"messages have {num_chars} characters together; at most {MAX_CHAT_CHARS} are rendered", param="messages"
         )
     return messages
 

@@ -34,7 +34,10 @@ MAX_TEXT_JOBS = 4096
 MAX_TEXT_JOBS_PER_CLIENT = 1024  # all callers without a key are one client
 MAX_TEXT_JOB_BYTES = 128 << 20
 MAX_TEXT_JOB_BYTES_PER_CLIENT = 32 << 20
-MAX_TEXT_CHARS = 1 << 21  # of one string of a body, and of a chat's messages together; a copy of it takes 1 to 4 ms
+MAX_TEXT_CHARS = 1 << 21  # of one string of a body
+MAX_CHAT_CHARS = (
+    1 << 20
+)  # of a chat's messages together: templates copy them whole, 4 bytes each if one needs that many
 MAX_RUN_CHARS = 1 << 16  # without a place to cut text at before byte-pair encoding: 15 to 90 ms in one call
 MAX_MERGE_CHARS = 1 << 18  # the same for SentencePiece: of a word, or of all text if tokens cross words; 200 bytes each
 # choices

@@ -12,6 +12,7 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
 from octavo.core.errors import ModelFileError
+from octavo.core.limits import MAX_MERGE_CHARS
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -80,7 +81,10 @@ _LOOK = 1 << 9  # characters that are searched for seams at a time
 
 
 def cut_at_seam(text: str, start: int, size: int, seam: re.Pattern[str] = _SEAM) -> int:
-    """The last seam up to ``start + size``, else the next one, else the end. A seam lies behind a match of ``seam``."""
+    """The last seam up to ``start + size``, else the next one, else the end. A seam lies behind a match of ``seam``.
+
+    A server refuses a text that goes without one for much less than is looked through here.
+    """
     stop = start + size
     if stop >= len(text):
         return len(text)
@@ -88,7 +92,7 @@ def cut_at_seam(text: str, start: int, size: int, seam: re.Pattern[str] = _SEAM)
         found = list(seam.finditer(text, max(start, end - _LOOK - 1), end + 1))  # + 1: what the seam looks ahead to
         if found:
             return found[-1].end()
-    for begin in range(stop - 1, len(text), PIECE_CHARS):
+    for begin in range(stop - 1, min(len(text), stop + 4 * MAX_MERGE_CHARS), PIECE_CHARS):
         later = seam.search(text, begin, begin + PIECE_CHARS + 2)
         if later is not None:
             return later.end()
