@@ -81,7 +81,7 @@ void apply_dry(float* x, const DrawParams& draw, const DrawLists& lists, DrawScr
     const auto reversed = [&](int i) { return seen[static_cast<size_t>(n - 1 - i)]; };
     int reach = 0;  // tokens from the end up to the first sequence breaker
     const auto breaks = [&](int32_t token) {
-        return std::find(lists.breakers.begin(), lists.breakers.end(), token) != lists.breakers.end();
+        return std::binary_search(lists.breakers.begin(), lists.breakers.end(), token);  // they are in ascending order
     };
     while (reach < n && !breaks(reversed(reach))) ++reach;
     std::vector<int32_t>& z = scratch.matches;

@@ -33,7 +33,7 @@ static_assert(sizeof(DrawParams) == 128);
 struct DrawLists {
     std::span<const int32_t> bias_ids;
     std::span<const float> bias_values;
-    std::span<const int32_t> allowed, forbidden, history, breakers;
+    std::span<const int32_t> allowed, forbidden, history, breakers;  // breakers in ascending order
 };
 
 struct Target {

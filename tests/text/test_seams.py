@@ -156,6 +156,17 @@ def test_a_text_whose_bytes_alone_are_too_many_is_refused_before_anything_is_enc
     assert finish(steps) == tokens
 
 
+def test_a_chat_is_measured_by_what_its_text_means_not_by_its_disguise(
+    byte_level_metadata: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every "<" of a message is a private-use character of three bytes until the template is done with it."""
+    model = Tokenizer.from_gguf(byte_level_metadata())
+    template = ChatTemplate("{{ messages[0].content }}", model)
+    monkeypatch.setattr(model, "_max_token_bytes", 1)
+    text = "<" * 100
+    assert len(finish(template.encode_steps([{"role": "user", "content": text}], max_tokens=100))) == 100
+
+
 def test_encoding_ends_soon_after_the_ids_are_too_many(
     small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,7 +79,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI part that documents a body which ``read_json`` reads."""
+    """The OpenAPI part that documents a body which ``read_fields`` reads."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 

@@ -82,7 +82,7 @@ class ChatTemplate:
         It is the rendered text that is measured: a template may leave out parts of messages.
         """
         text, disguise = yield from self._render(messages, add_generation_prompt, tools, kwargs)
-        yield from self._tokenizer.check_length_steps(text, max_tokens)
+        yield from self._tokenizer.check_length_steps(text, max_tokens, disguised=bool(disguise))
         undo = {private: char for char, private in disguise.items()}
         special = self._tokenizer.special_tokens
         return (yield from self._tokenizer.encode_text_steps(text, special, undo=undo, max_tokens=max_tokens))

@@ -109,15 +109,19 @@ class Tokenizer:
             self._has_told_of_bos = True
             logger.warning("a prompt begins with %r, which is added to every text: it was not doubled", name)
 
-    def check_length_steps(self, text: str, max_tokens: int | None) -> Steps[None]:
-        """Raise ``InvalidRequest`` unless ``text`` is text, ``PromptTooLong`` if its bytes alone say that it is."""
+    def check_length_steps(self, text: str, max_tokens: int | None, *, disguised: bool = False) -> Steps[None]:
+        """Raise ``InvalidRequest`` unless ``text`` is text, ``PromptTooLong`` if its length alone says that it is.
+
+        disguised: characters may stand for others that take fewer bytes, so each counts for one
+        """
         most = self._max_token_bytes
         limit = None if max_tokens is None or most is None else max_tokens * most
         _check_bytes(len(text), limit, most, max_tokens)
         num_bytes = 0
         for start in range(0, len(text), _CHECKED_CHARS):
             num_bytes += check_text(text, start, start + _CHECKED_CHARS)
-            _check_bytes(num_bytes, limit, most, max_tokens)
+            if not disguised:
+                _check_bytes(num_bytes, limit, most, max_tokens)
             yield
 
     def encode_text_steps(
