@@ -353,6 +353,8 @@ class AsyncEngine:
 
     def _empty_inbox(self, engine: LoadedEngine) -> None:
         """Do what has been asked, in order, for ``INBOX_S`` at most: a thousand sequences come over several steps."""
+        if not self._inbox:  # nearly always
+            return
         until = time.thread_time() + INBOX_S
         while self._inbox:
             self._inbox.popleft()(engine)
