@@ -255,13 +255,16 @@ def test_books_that_are_found_wrong_while_idle_are_begun_again() -> None:
 def test_an_error_in_a_turn_that_belongs_to_nobody_ends_all_requests_and_not_the_thread() -> None:
     async def test(engine: AsyncEngine, runner: Runner) -> None:
         runner.gate.clear()
-        streams = [engine.submit([n], params(NUM_TOKENS), request_id=f"r{n}", n=2) for n in range(3)]
+        streams = [engine.submit([n + 1], params(NUM_TOKENS), request_id=f"r{n}", n=2) for n in range(3)]
         await asyncio.to_thread(runner.waiting.wait, 10)
         planted = RaisesAt(asyncio.get_running_loop(), "call_soon_threadsafe", 1, OSError, afterwards=False)
         runner.gate.set()
-        for stream in streams:
-            with pytest.raises(RequestFailed, match="the engine failed: OSError: planted"):
-                await asyncio.wait_for(collect(stream), 10)
+        for n, stream in enumerate(streams):
+            try:  # what was on its way to the loop may still arrive, and is then right
+                outputs = await asyncio.wait_for(collect(stream), 10)
+                assert [told([o for o in outputs if o.choice_index == i]) for i in range(2)] == [wanted(1)] * 2, n
+            except RequestFailed as error:
+                assert str(error) == "the engine failed: OSError: planted"  # noqa: PT017 - either is right
         assert planted.raised
         assert engine.state == "ready"
         assert told(await collect(engine.submit([2], params(NUM_TOKENS), request_id="later"))) == wanted(1)
