@@ -27,7 +27,7 @@ from octavo.memory.block_pool import BlockPool
 from octavo.memory.prefix_tree import Node, PrefixTree
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.detokenizer import Detokenizer
-from octavo.text.stop_matcher import StopMatcher
+from octavo.text.stop_matcher import StopMatcher, StopStrings
 
 SEQS = 64
 BLOCK = 16
@@ -184,7 +184,7 @@ def _halves() -> Iteration:
 
 @hot_path("stop matcher: 64 words, no stop in sight", repeats=16)
 def _no_stop() -> Iteration:
-    matcher = StopMatcher(("Observation:", "</answer>"))
+    matcher = StopMatcher(StopStrings(("Observation:", "</answer>")))
 
     def iteration() -> None:
         for i in range(64):
@@ -195,7 +195,7 @@ def _no_stop() -> Iteration:
 
 @hot_path("stop matcher: 64 words, each beginning a stop", repeats=4)
 def _near_stop() -> Iteration:
-    matcher = StopMatcher((" the lighthouse stood still", "ing of", "\n\n"))
+    matcher = StopMatcher(StopStrings((" the lighthouse stood still", "ing of", "\n\n")))
 
     def iteration() -> None:
         for i in range(64):

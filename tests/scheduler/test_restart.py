@@ -39,7 +39,7 @@ def test_tokens_do_not_depend_on_where_the_scheduler_had_to_begin_again(policy: 
         restarts += 1
         plan = driver.scheduler.plan(driver.now)
         now_lost: set[str] = set()
-        if rng.random() < 0.2:  # apply raised: what the step meant is lost
+        if rng.random() < 0.1:  # apply raised: what the step meant is lost
             driver.scheduler.apply(plan, driver.runner.execute(plan))
             now_lost = {chunk.request_id for chunk in plan.chunks}
         assert set(driver.scheduler.restart(now_lost)) == now_lost

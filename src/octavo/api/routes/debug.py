@@ -6,7 +6,8 @@ sees its own requests; of others only counts and lengths.
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from fastapi import APIRouter
@@ -65,11 +66,8 @@ async def run_batch(request: Request) -> Response:
     service.check_model(fields.model)
     answer = CompletionAnswer(service, fields)
     first_step = await service.engine.inspect(lambda engine: _last_step(engine) + 1)
-    try:
+    with _named_as_here():
         choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
-    except InvalidRequest as error:
-        error.param = "prompts" if error.param == "prompt" else error.param
-        raise
     own = {name if index == 0 else f"{name}#{index}" for name in answer.request_ids for index in range(fields.n)}
     records = await service.engine.inspect(lambda engine: engine.core.tracer.steps(first_step - 1))
 
@@ -122,10 +120,19 @@ def _batch_fields(service: Service, body: dict[str, Any]) -> CompletionRequest:
     if body.get("prompts") is None or "prompt" in body:
         raise InvalidRequest("give prompts: a list of strings or of lists of token ids", param="prompts")
     body["prompt"] = body.pop("prompts")
-    try:
+    with _named_as_here():
         return service.parse_completion(_answer_alone(body))
+
+
+@contextmanager
+def _named_as_here() -> Iterator[None]:
+    """What completions call prompt is prompts here, in errors too."""
+    try:
+        yield
     except InvalidRequest as error:
-        error.param = "prompts" if error.param == "prompt" else error.param
+        if error.param == "prompt":
+            error.param = "prompts"
+            error.args = (str(error).replace("prompt[", "prompts["),)
         raise
 
 
