@@ -15,6 +15,8 @@ Format = Literal["Q4_1", "Q4_0", "bf16"]
 HOST = "127.0.0.1"
 #: Longest sequence that a server must take, where it wants to be told.
 MAX_MODEL_LEN = 4352
+#: What the load client asks beforehand to learn how a server counts, where every character is a token.
+PROBE_TOKENS = 1024
 _MB = 1 << 20
 
 
@@ -122,11 +124,11 @@ def command_for(
         case "llama.cpp":
             # a slot for every stream, each with the room it needs: with its four default slots the others would wait
             slots = workload.slots
-            room = -(-(workload.longest + 8) // 256) * 256
+            room = max(PROBE_TOKENS, -(-(workload.longest + 8) // 256) * 256)
             argv = [str(root / "llama.cpp" / "build" / "bin" / "llama-server"), "--model", str(path), *address]
             argv += ["--threads", str(threads), "--parallel", str(slots), "--ctx-size", str(slots * room)]
             argv += ["--no-kv-unified", "--no-ui", "--offline"]
-            return Command(argv=tuple(argv), memory_bytes=2 * weights + 1000 * _MB, starts_quickly=True)
+            return Command(argv=tuple(argv), memory_bytes=2 * weights + 2500 * _MB, starts_quickly=True)
         case "vllm":
             argv = [str(python.with_name("vllm")), "serve", str(path), *address, "--served-model-name", "bench"]
             argv += ["--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "64"]
