@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from json.encoder import encode_basestring
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from octavo.core.plan import SampledToken
 
 #: JSON has no -inf; OpenAI writes this for "impossible".
 LOWEST = -9999.0
+#: Items of a list that are joined in one go: tokens with twenty alternatives have some 1,500 characters each.
+JOINED_ITEMS = 64
 
 _SPACES, _WHITE_SPACE = re.compile(" *"), re.compile(r"\s*")
 _LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
@@ -28,6 +31,14 @@ def json_string(text: str) -> str:
     """``text`` as a JSON string: UTF-8 stays, except what some client's ``splitlines`` takes for the end of a line."""
     quoted = encode_basestring(text)
     return quoted if quoted.isascii() else quoted.translate(_LINE_BREAKS)
+
+
+def comma_joined(items: Iterable[str]) -> Iterator[str]:
+    """``",".join(items)`` in pieces of a few items; none of them is empty."""
+    items, comma = iter(items), ""
+    while piece := ",".join(islice(items, JOINED_ITEMS)):
+        yield comma + piece
+        comma = ","
 
 
 def json_number(logprob: float | None) -> str:
@@ -129,12 +140,18 @@ class CompletionLogprobs:
 
     def take(self) -> str:
         """The JSON object of what was added since the last call."""
-        found = (
-            f'{{"tokens":[{",".join(self._tokens)}],"token_logprobs":[{",".join(self._logprobs)}],'
-            f'"top_logprobs":[{",".join(self._top)}],"text_offset":[{",".join(self._offsets)}]}}'
-        )
+        return "".join(self.take_pieces())
+
+    def take_pieces(self) -> Iterator[str]:
+        """The same in pieces."""
+        arrays = (self._tokens, self._logprobs, self._top, self._offsets)
         self._clear()
-        return found
+        opening = "{"
+        for name, array in zip(("tokens", "token_logprobs", "top_logprobs", "text_offset"), arrays, strict=True):
+            yield f'{opening}"{name}":['
+            yield from comma_joined(array)
+            opening = "],"
+        yield "]}"
 
 
 def prompt_offsets(tokens: TokenTable, prompt: Sequence[int], text: str, *, typed: bool) -> list[int]:

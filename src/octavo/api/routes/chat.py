@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
 from fastapi import APIRouter
@@ -13,8 +13,8 @@ from starlette.responses import Response
 from octavo.api.auth import Client
 from octavo.api.generation import Generation, sliced
 from octavo.api.json_body import body_schema, read_fields
-from octavo.api.logprobs import chat_logprobs, json_string, prompt_logprobs
-from octavo.api.response_text import Choice, finish_fields, head, id_list, new_id
+from octavo.api.logprobs import chat_logprobs, comma_joined, json_string, prompt_logprobs
+from octavo.api.response_text import Choice, JsonResponse, finish_fields, head, id_list, id_list_pieces, new_id
 from octavo.api.schemas_chat import ChatRequest
 from octavo.api.service import Service, client_of, service_of
 from octavo.api.sse import EventStream, event, until_disconnect
@@ -107,31 +107,44 @@ class ChatAnswer:
                             of_prompt += prompt_logprobs(piece, self._texts)
         finally:
             generation.abort()
-        parts = (self._choice(*item) for item in zip(range(fields.n), choices, logprobs, strict=True))
-        body = (
-            f"{head(self._service, self.id, 'chat.completion')},"
-            f'"choices":[{",".join(parts)}],'
-            f'"usage":{generation.usage_json()}{self._prompt_fields(of_prompt)}}}'
-        )
-        return Response(body.encode(), media_type="application/json")
+        return await JsonResponse.of(self._pieces(generation, choices, logprobs, of_prompt))
 
-    def _choice(self, index: int, choice: Choice, logprobs: list[str]) -> str:
-        fields = self._fields
+    def _pieces(
+        self,
+        generation: Generation,
+        choices: Sequence[Choice],
+        logprobs: Sequence[Sequence[str]],
+        of_prompt: Sequence[str],
+    ) -> Iterator[str]:
+        """The JSON text. logprobs: per choice, items of its ``content``; of_prompt: those of ``prompt_logprobs``."""
+        opening = f'{head(self._service, self.id, "chat.completion")},"choices":['
+        for index, choice in enumerate(choices):
+            yield opening
+            yield from self._choice(index, choice, logprobs[index])
+            opening = ","
+        yield f'],"usage":{generation.usage_json()}'
+        if self._fields.prompt_logprobs is not None:
+            yield ',"prompt_logprobs":['
+            yield from comma_joined(of_prompt)
+            yield "]"
+        if self._fields.return_token_ids:
+            yield ',"prompt_token_ids":'
+            yield from id_list_pieces(self._prompt)
+        yield "}"
+
+    def _choice(self, index: int, choice: Choice, logprobs: Sequence[str]) -> Iterator[str]:
         text = json_string(self._echo + "".join(choice.texts))
-        token_ids = f',"token_ids":{id_list(choice.token_ids)}' if fields.return_token_ids else ""
-        entries = f'{{"content":[{",".join(logprobs)}],"refusal":null}}' if fields.logprobs else "null"
-        return (
-            f'{{"index":{index},"message":{{"role":"assistant","content":{text},"refusal":null}},'
-            f'"logprobs":{entries},{choice.finish}{token_ids}}}'
-        )
-
-    def _prompt_fields(self, of_prompt: list[str]) -> str:
-        fields, found = self._fields, ""
-        if fields.prompt_logprobs is not None:
-            found += f',"prompt_logprobs":[{",".join(of_prompt)}]'
-        if fields.return_token_ids:
-            found += f',"prompt_token_ids":{id_list(self._prompt)}'
-        return found
+        yield f'{{"index":{index},"message":{{"role":"assistant","content":{text},"refusal":null}},"logprobs":'
+        if self._fields.logprobs:
+            yield '{"content":['
+            yield from comma_joined(logprobs)
+            yield '],"refusal":null}'
+        else:
+            yield "null"
+        yield f",{choice.finish}"
+        if self._fields.return_token_ids:
+            yield f',"token_ids":{id_list(choice.token_ids)}'
+        yield "}"
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
         """The answer as events: per choice its role, its text in pieces, its end; then usage, where asked for."""

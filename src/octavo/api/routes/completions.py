@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from octavo.api.auth import Client
 from octavo.api.engine_protocol import OutputStream
 from octavo.api.generation import Generation, News, sliced
 from octavo.api.json_body import body_schema, read_fields
-from octavo.api.logprobs import CompletionLogprobs, json_string, prompt_logprobs, prompt_offsets
-from octavo.api.response_text import Choice, finish_fields, head, id_list, new_id
+from octavo.api.logprobs import CompletionLogprobs, comma_joined, json_string, prompt_logprobs, prompt_offsets
+from octavo.api.response_text import Choice, JsonResponse, finish_fields, head, id_list, id_list_pieces, new_id
 from octavo.api.schemas_completions import DEFAULT_MAX_TOKENS, CompletionRequest, Prompt
 from octavo.api.service import Service, client_of, service_of
 from octavo.api.sse import EventStream, event, until_disconnect
@@ -182,24 +182,36 @@ class CompletionAnswer:
                             arrays[choice].add(token, num_top=fields.logprobs or 0)
         finally:
             generation.abort()
-        items = (
-            self._choice(index, choice, array, of_prompts[index // fields.n])
-            for index, (choice, array) in enumerate(zip(choices, arrays, strict=True))
-        )
-        body = (
-            f'{head(self._service, self.id, "text_completion")},"choices":[{",".join(items)}],'
-            f'"usage":{generation.usage_json()}}}'
-        )
-        return Response(body.encode(), media_type="application/json")
+        return await JsonResponse.of(self._pieces(generation, choices, arrays, of_prompts))
 
-    def _choice(self, index: int, choice: Choice, array: CompletionLogprobs, of_prompt: list[str]) -> str:
+    def _pieces(
+        self,
+        generation: Generation,
+        choices: Sequence[Choice],
+        arrays: Sequence[CompletionLogprobs],
+        of_prompts: Sequence[Sequence[str]],
+    ) -> Iterator[str]:
+        """The JSON text. of_prompts: per prompt, the items of ``prompt_logprobs``."""
+        opening = f'{head(self._service, self.id, "text_completion")},"choices":['
+        for index, (choice, array) in enumerate(zip(choices, arrays, strict=True)):
+            yield opening
+            yield from self._choice(index, choice, array, of_prompts[index // self._fields.n])
+            opening = ","
+        yield f'],"usage":{generation.usage_json()}}}'
+
+    def _choice(self, index: int, choice: Choice, array: CompletionLogprobs, of_prompt: Sequence[str]) -> Iterator[str]:
         fields, prompt = self._fields, index // self._fields.n
-        text = json_string(self._echoes[prompt].text + "".join(choice.texts))
-        logprobs = array.take() if fields.logprobs is not None else "null"
-        extra = f',"prompt_logprobs":[{",".join(of_prompt)}]' if fields.prompt_logprobs is not None else ""
+        yield f'{{"index":{index},"text":{json_string(self._echoes[prompt].text + "".join(choice.texts))},"logprobs":'
+        yield from array.take_pieces() if fields.logprobs is not None else ("null",)
+        yield f",{choice.finish}"
+        if fields.prompt_logprobs is not None:
+            yield ',"prompt_logprobs":['
+            yield from comma_joined(of_prompt)
+            yield "]"
         if fields.return_token_ids:
-            extra += f',"token_ids":{id_list(choice.token_ids)},"prompt_token_ids":{id_list(self._prompts[prompt])}'
-        return f'{{"index":{index},"text":{text},"logprobs":{logprobs},{choice.finish}{extra}}}'
+            yield f',"token_ids":{id_list(choice.token_ids)},"prompt_token_ids":'
+            yield from id_list_pieces(self._prompts[prompt])
+        yield "}"
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
         """The answer as events: text in pieces, the last piece of a choice with its end; then usage, if asked for."""
