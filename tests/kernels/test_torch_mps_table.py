@@ -50,7 +50,7 @@ DTYPES: dict[str, set[torch.dtype]] = {
     **dict.fromkeys(("mm", "addmm", "add.Tensor", "mul.Tensor", "mul_.Tensor", "silu", "gelu", "cat"), FLOAT),
     # arithmetic in float32: norms, rotations, attention, sampling
     **dict.fromkeys(("bmm", "mean.dim", "rsqrt", "addcmul_", "roll", "tanh_", "amax", "amin", "sum.dim_IntList"), WIDE),
-    **dict.fromkeys(("exp", "exp_", "log_", "div.Tensor", "div_.Tensor", "sub.Tensor", "sub_.Tensor"), WIDE),
+    **dict.fromkeys(("clamp_", "exp", "exp_", "log_", "div.Tensor", "div_.Tensor", "sub.Tensor", "sub_.Tensor"), WIDE),
 }
 
 #: composite op -> the kernels it runs. Each does the same on every device: views, allocation, and these.

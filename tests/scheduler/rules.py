@@ -38,14 +38,15 @@ class WatchedScheduler(Scheduler):
 
 def last_in_policy_order(scheduler: Scheduler, running: list[Sequence]) -> Sequence:
     policy = scheduler._policy
+    # of equal ranks, which one preempted and one running sequence can have, the later to be admitted is behind
+    order = sorted(running, key=lambda seq: seq.rank)
     if not isinstance(policy, FairPolicy):
-        return max(running, key=lambda seq: seq.rank)
+        return order[-1]
 
     def ahead(seq: Sequence) -> int:
         return -policy._clients[seq.request.client].deficit
 
-    others = [seq for seq in running if seq.rank > running[0].rank]
-    return max(others, key=lambda seq: (ahead(seq), seq.rank))
+    return max(enumerate(order[1:]), key=lambda item: (ahead(item[1]), item[0]))[1]
 
 
 def owed_blocks(scheduler: Scheduler) -> int:
