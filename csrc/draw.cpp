@@ -61,7 +61,8 @@ void apply_penalties(float* x, const DrawParams& draw, const DrawLists& lists, D
     if (draw.repetition_penalty != 1.0f)
         for_each_distinct(lists.history, scratch.counts, [&](int32_t token, int32_t) {
             if (x[token] == -kInfinity) return;
-            const float scaled = x[token] > 0.0f ? x[token] / draw.repetition_penalty : x[token] * draw.repetition_penalty;
+            const float scaled =
+                x[token] > 0.0f ? x[token] / draw.repetition_penalty : x[token] * draw.repetition_penalty;
             x[token] = std::clamp(scaled, -kLargest, kLargest);
         });
     if (draw.frequency_penalty == 0.0f && draw.presence_penalty == 0.0f) return;
