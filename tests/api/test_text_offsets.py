@@ -202,8 +202,9 @@ def test_white_space_that_a_special_token_took_belongs_to_no_token(parts: list[s
         found = prompt_offsets(tokenizer, ids, written, typed=True)
         assert len(found) == len(expected)
         for offset, right in zip(found, expected, strict=True):
-            # a single space that was taken is also the one that SentencePiece adds: nothing tells them apart
-            assert offset == right or (tokenizer is SWALLOWING and written[offset:right] == " ")
+            # a space that was taken is also the one that SentencePiece adds: nothing tells them apart
+            taken = written[offset:right]
+            assert offset == right or (tokenizer is SWALLOWING and taken[:1] == " " and taken[1:].strip() == "")
 
 
 @given(st.lists(st.sampled_from([BOS, 0, BYTE + 0xC3, BYTE + 0xA9, *IDS.values()]), max_size=12))

@@ -98,7 +98,7 @@ def _chat_entry(token_id: int, logprob: float | None, texts: TokenTexts) -> str:
 
 
 class CompletionLogprobs:
-    """``choices[].logprobs`` of a completion: parallel arrays, of which ``take`` gives the part since the last time.
+    """``choices[].logprobs`` of a completion: parallel arrays, told in parts.
 
     ``text_offset`` counts characters of the choice's whole text (prompt included, if it is echoed) before the token; a
     token inside a character has the offset of that character.
@@ -138,12 +138,8 @@ class CompletionLogprobs:
             top.setdefault(self._texts[token_id].token, json_number(logprob))
         self._top.append("{" + ",".join(f"{name}:{logprob}" for name, logprob in top.items()) + "}")
 
-    def take(self) -> str:
-        """The JSON object of what was added since the last call."""
-        return "".join(self.take_pieces())
-
     def take_pieces(self) -> Iterator[str]:
-        """The same in pieces."""
+        """The JSON object of what was added since the last call, in pieces."""
         arrays = (self._tokens, self._logprobs, self._top, self._offsets)
         self._clear()
         opening = "{"

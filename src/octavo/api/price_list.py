@@ -103,9 +103,9 @@ PRICES: tuple[Price, ...] = (
         ("prompt_logprobs", "echo"),
         f"{most.MAX_LOGPROBS} alternatives per token of the prompt",
         ("event loop", "engine thread"),
-        85,
+        50,
         1200,
-        "4,000 tokens; streamed, their echo is one event of 2 MB",
+        "4,000 tokens: an answer, or one event of a stream, of megabytes",
     ),
     Price(("return_token_ids",), "ids of prompt and answer", ("event loop",), 12, 150, "4,000 tokens"),
     Price(

@@ -17,7 +17,7 @@ from octavo.api.engine_protocol import OutputStream
 from octavo.api.generation import Generation, News, sliced
 from octavo.api.json_body import body_schema, read_fields
 from octavo.api.logprobs import CompletionLogprobs, comma_joined, json_string, prompt_logprobs, prompt_offsets
-from octavo.api.response_text import Choice, JsonResponse, finish_fields, head, id_list, id_list_pieces, new_id
+from octavo.api.response_text import Choice, encoded, finish_fields, head, id_list, id_list_pieces, new_id
 from octavo.api.schemas_completions import DEFAULT_MAX_TOKENS, CompletionRequest, Prompt
 from octavo.api.service import Service, client_of, service_of
 from octavo.api.sse import EventStream, event, until_disconnect
@@ -182,7 +182,9 @@ class CompletionAnswer:
                             arrays[choice].add(token, num_top=fields.logprobs or 0)
         finally:
             generation.abort()
-        return await JsonResponse.of(self._pieces(generation, choices, arrays, of_prompts))
+        return Response(
+            await encoded(self._pieces(generation, choices, arrays, of_prompts)), media_type="application/json"
+        )
 
     def _pieces(
         self,
@@ -223,37 +225,41 @@ class CompletionAnswer:
         prompt_first = _PromptFirst(fields.n, holds_back=self._echoes_logprobs)
         async with aclosing(generation.news()) as news:
             async for items in news:
-                chunks: list[str] = []
+                pieces: list[str] = []
+                is_long = False  # megabytes, where the logprobs of a long prompt are in it
                 for choice, output, of_prompt in prompt_first.arrange(items):
                     is_first = choice not in arrays
                     if is_first:
                         arrays[choice] = self._logprobs(choice)
                         if self._echoes_logprobs:
+                            is_long = True
                             await self._add_prompt_logprobs(arrays[choice], choice // fields.n, of_prompt)
-                    if (piece := self._piece(choice, output, arrays[choice], is_first=is_first)) is not None:
-                        chunks.append(f"{opening}{choice},{piece}{closing}")
-                if chunks:
-                    yield "".join(chunks).encode()
+                    if chunk := self._chunk(choice, output, arrays[choice], is_first=is_first):
+                        pieces += (f"{opening}{choice},", *chunk, closing)
+                if pieces:
+                    yield await encoded(pieces) if is_long else "".join(pieces).encode()
         if fields.include_usage:
             yield event(f'{chunk_head},"choices":[],"usage":{generation.usage_json()}}}')
 
-    def _piece(self, choice: int, output: RequestOutput, array: CompletionLogprobs, *, is_first: bool) -> str | None:
-        """The fields of a chunk's choice, after its index; None if there is nothing to tell."""
+    def _chunk(
+        self, choice: int, output: RequestOutput, array: CompletionLogprobs, *, is_first: bool
+    ) -> tuple[str, ...]:
+        """The fields of a chunk's choice, after its index, in pieces; () if there is nothing to tell."""
         fields, prompt = self._fields, choice // self._fields.n
         text = self._echoes[prompt].text + output.text if is_first else output.text
         for token in output.logprobs or ():
             array.add(token, num_top=fields.logprobs or 0)
         has_news = text or (output.token_ids and (fields.logprobs is not None or fields.return_token_ids))
         if not has_news and output.finish_reason is None:
-            return None
-        logprobs = array.take() if fields.logprobs is not None else "null"
+            return ()
+        logprobs = array.take_pieces() if fields.logprobs is not None else ("null",)
         finish = finish_fields(output) if output.finish_reason is not None else '"finish_reason":null'
         extra = ""
         if fields.return_token_ids:
             extra = f',"token_ids":{id_list(output.token_ids)}'
             if is_first:
                 extra += f',"prompt_token_ids":{id_list(self._prompts[prompt])}'
-        return f'"text":{json_string(text)},"logprobs":{logprobs},{finish}{extra}'
+        return (f'"text":{json_string(text)},"logprobs":', *logprobs, f",{finish}{extra}")
 
 
 class _PromptFirst:
