@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from real_engine import talk_to
 from wire import COMPLETIONS, answer_of, error_of, events_of
@@ -193,6 +193,8 @@ SWALLOWING_BYTES = swallowing(Tokenizer.from_gguf(plain(tokenizer_metadata(288))
 
 
 @given(st.lists(st.sampled_from(["<s>", " ", "  ", "\n", "a", "ab c", " é", "b ", "€", "\u3000"]), max_size=8))
+@example(["<s>", " ", "\u3000", "a"])
+@example(["<s>", " ", "\n", "ab c"])
 def test_white_space_that_a_special_token_took_belongs_to_no_token(parts: list[str]) -> None:
     text = "".join(["c", *parts])
     for tokenizer, name in ((SWALLOWING, "<s>"), (SWALLOWING_BYTES, "<|im_end|>")):
@@ -202,9 +204,8 @@ def test_white_space_that_a_special_token_took_belongs_to_no_token(parts: list[s
         found = prompt_offsets(tokenizer, ids, written, typed=True)
         assert len(found) == len(expected)
         for offset, right in zip(found, expected, strict=True):
-            # a space that was taken is also the one that SentencePiece adds: nothing tells them apart
-            taken = written[offset:right]
-            assert offset == right or (tokenizer is SWALLOWING and taken[:1] == " " and taken[1:].strip() == "")
+            # a single space that was taken is also the one that SentencePiece adds: nothing tells them apart
+            assert offset == right or (tokenizer is SWALLOWING and written[offset:right] == " ")
 
 
 @given(st.lists(st.sampled_from([BOS, 0, BYTE + 0xC3, BYTE + 0xA9, *IDS.values()]), max_size=12))

@@ -150,3 +150,29 @@ def test_choices_share_their_stop_strings_which_go_with_the_last_of_them() -> No
     token = SampledToken(token_id=1 + ord("a"), logprob=-1.0)
     processor.process(TokenEvent(request_id=f"r{i}", token=token, finish_reason="length") for i in range(512))
     assert not processor._stops
+
+
+def test_prompt_logprobs_are_told_once_with_the_first_token_or_with_the_end() -> None:
+    of_prompt = tuple(SampledToken(token_id=i, logprob=-1.0) for i in range(3))
+    for finish, num_early in ((None, 1), ("length", 1), (None, 0), ("length", 0)):
+        request = Request(
+            request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(prompt_logprobs=0), max_tokens=9,
+            stop_token_ids=frozenset({EOS}), seed=0, arrival_s=0.0,
+        )  # fmt: skip
+        processor = OutputProcessor(TOKENIZER, lambda request_id, tokens: (0, None))  # type: ignore[arg-type]
+        processor.add(request)
+        if num_early:  # a chunk that draws nothing
+            first, _ = processor.process([TokenEvent("r", prompt_logprobs=of_prompt[:num_early])])
+            assert first == []
+        (output,), _ = processor.process(
+            [
+                TokenEvent(
+                    "r", token=SampledToken(token_id=98), prompt_logprobs=of_prompt[num_early:], finish_reason=finish
+                )
+            ]  # type: ignore[arg-type]
+        )
+        assert output.prompt_logprobs == of_prompt
+        assert (output.text, output.token_ids) == ("a", (98,))
+        if finish is None:
+            ((later,), _) = processor.process([TokenEvent("r", token=SampledToken(token_id=99))])
+            assert later.prompt_logprobs is None

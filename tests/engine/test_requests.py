@@ -162,3 +162,11 @@ def test_a_token_id_outside_the_vocabulary_is_refused_by_the_name_of_its_list(fi
 
 def test_dry_takes_as_many_breaker_tokens_as_the_vocabulary_has() -> None:
     assert make([1], dry_multiplier=0.8, dry_sequence_breaker_ids=tuple(range(50)) * 200)
+
+
+def test_every_id_of_the_vocabulary_may_stand_in_a_prompt_and_no_other() -> None:
+    last = CONFIG.vocab_size - 1
+    assert make([0, last, 0])[0].prompt_token_ids == (0, last, 0)
+    for prompt, bad in (([0, last + 1, 1], last + 1), ([5, -1, last], -1)):
+        with pytest.raises(InvalidRequest, match=f"token id {bad} but"):
+            make(prompt)

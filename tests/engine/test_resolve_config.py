@@ -73,3 +73,14 @@ def test_a_key_given_as_one_string_is_refused_rather_than_taken_for_its_letters(
     with pytest.raises(ConfigError, match="api_key is 'secret' but must be a tuple of strings"):
         ServerConfig(api_key="secret")  # type: ignore[arg-type]
     assert ServerConfig(api_key=("secret",), host="0.0.0.0").api_key == ("secret",)
+
+
+def test_a_pool_may_take_all_that_is_free_and_may_have_two_blocks() -> None:
+    two_blocks = 2 * 16 * BYTES
+    pool = size_pool(EngineConfig(kv_cache_memory=two_blocks), MODEL, two_blocks, BYTES)
+    assert (pool.num_blocks, pool.max_model_len) == (2, 32)
+
+
+@pytest.mark.parametrize(("free", "words"), [(1 << 34, "room for 4 full sequences"), (2 << 20, "half of the memory")])
+def test_the_notes_say_what_sized_the_pool(free: int, words: str) -> None:
+    assert any(words in note for note in size_pool(EngineConfig(max_num_seqs=4), MODEL, free, BYTES).notes)

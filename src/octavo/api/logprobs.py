@@ -20,6 +20,8 @@ from octavo.core.plan import SampledToken
 
 #: JSON has no -inf; OpenAI writes this for "impossible".
 LOWEST = -9999.0
+#: Characters of white space by which it is decided whether a special token has taken them.
+SPACE_COMPARED = 64
 #: Items of a list that are joined in one go: tokens with twenty alternatives have some 1,500 characters each.
 JOINED_ITEMS = 64
 
@@ -201,11 +203,28 @@ def _behind_swallowed(tokens: TokenTable, prompt: Sequence[int], index: int, tex
 
     A single space is taken for the token's own where that begins with one: the addition of a SentencePiece tokenizer.
     """
-    num_written = _SPACES.match(text, at).end() - at  # type: ignore[union-attr]  # it matches anything
-    is_there = tokens.token_bytes(prompt[index])[:1] == text[at].encode()[:1]
-    if is_there and (num_written < 2 or _num_spaces(tokens, prompt, index) > 1):
+    written = _leading_space(text[at : at + SPACE_COMPARED])
+    found = _leading_space_of(tokens, prompt, index)
+    if found.startswith(written) or (written != " " and found.startswith(f" {written}")):
         return at
     return _WHITE_SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
+
+
+def _leading_space_of(tokens: TokenTable, prompt: Sequence[int], index: int) -> str:
+    """The white space that the tokens from ``index`` on begin with, or as much of it as is compared."""
+    decode = codecs.getincrementaldecoder("utf-8")("ignore").decode
+    found = ""
+    for position in range(index, len(prompt)):
+        token_id = prompt[position]
+        text = "" if tokens.is_control(token_id) else decode(tokens.token_bytes(token_id))
+        found += _leading_space(text)
+        if text.strip() or tokens.is_control(token_id) or len(found) > SPACE_COMPARED:
+            break
+    return found
+
+
+def _leading_space(text: str) -> str:
+    return text[: len(text) - len(text.lstrip())]
 
 
 def _num_spaces(tokens: TokenTable, prompt: Sequence[int], index: int) -> int:
