@@ -31,8 +31,7 @@ from octavo.scheduler.cost_model import StepLoad
 from octavo.scheduler.policy import FcfsPolicy, QueuePolicy, by_rank, make_policy
 from octavo.scheduler.sequence import Sequence, SequenceView
 
-# Why a waiting request is not admitted. The first two let those behind it go first: they wait for a running sequence,
-# not for a resource that others could take from them.
+# Why a waiting request is not admitted. The first two wait for a running sequence, so those behind may go first.
 SHARED_PREFIX = "shared_prefix_in_flight"
 FORK_PARENT = "fork_parent"
 MEMORY = "memory"
@@ -482,8 +481,7 @@ class Scheduler:
         if plan is not self._open_plan:
             raise RuntimeError(f"step {plan.step_id} is not the plan being run; apply or fail each plan once")
         self._open_plan = None
-        refused = [(request_id, self._impossible.pop(request_id)) for request_id, _ in plan.failed]
-        return [TokenEvent(request_id=name, finish_reason="error", stop_reason=why) for name, why in refused]
+        return [TokenEvent(name, None, (), "error", self._impossible.pop(name)) for name, _ in plan.failed]
 
     def _check_between_steps(self, call: str) -> None:
         if self._open_plan is not None:
