@@ -212,6 +212,7 @@ def test_prompt_logprobs_are_asked_once_and_skip_the_lookup_but_fill_the_cache()
     asked = [(chunk, chunk.want_logprobs) for chunk in chunks if chunk.want_logprobs is not None]
     assert [p for _, owed in asked for p in owed.positions] == list(range(1, 12))
     assert [token for _, owed in asked for token in owed.token_ids] == prompt[1:]
+    assert {owed.num_alternatives for _, owed in asked} == {2}
     assert all(p - 1 in range(c.start, c.end) for c, owed in asked for p in owed.positions)
     (got,) = [[lp for e in driver.events if e.request_id == "b" for lp in e.prompt_logprobs]]
     assert got == compute_alone(request("b", prompt, 4, sampling=wanted)).prompt_logprobs

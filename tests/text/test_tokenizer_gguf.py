@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidRequest, ModelFileError
+from octavo.text.byte_pair import _parse_merges
 from octavo.text.pre_tokenizers import PRE_TOKENIZERS, build_pre_tokenizer
 from octavo.text.tokenizer import Tokenizer
 
@@ -170,3 +171,8 @@ def test_a_megabyte_of_anything_is_encoded_in_seconds(real_tokenizer: Tokenizer,
     ids = real_tokenizer.encode(text)
     assert time.process_time() - start < 10
     assert real_tokenizer.decode(ids) == text
+
+
+def test_the_left_part_of_a_merge_may_begin_with_a_space() -> None:
+    assert _parse_merges(["  x"]) == [(" ", "x")]
+    assert _parse_merges(["h e", " a b", "x "]) == [("h", "e"), (" a", "b"), ("x", "")]
