@@ -215,6 +215,10 @@ class FakeEngine:
         self._check_loaded()
         return self._tokenizer
 
+    @property
+    def is_idle(self) -> bool:
+        return not self.streams and not self.text_workers.num_jobs
+
     async def start(self) -> None:
         while self.holds_loading:  # noqa: ASYNC110 - another thread lets go
             await asyncio.sleep(0.002)

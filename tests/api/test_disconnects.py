@@ -101,7 +101,7 @@ def test_a_client_that_leaves_while_its_body_is_parsed_ends_that_work(
     assert wait_for(lambda: log == ["begun"])
     sock.close()
     assert wait_for(lambda: log == ["begun", "ended"])
-    assert wait_for(lambda: server.engine.text_workers._num_jobs == 0)
+    assert wait_for(lambda: server.engine.text_workers.num_jobs == 0)
     assert answer_of(chat(server.http))
 
 

@@ -15,6 +15,7 @@ from wire import COMPLETIONS, answer_of, error_of, events_of
 
 from octavo.api.logprobs import prompt_offsets
 from octavo.api.routes import completions
+from octavo.core.steps import finish
 from octavo.engine.async_engine import AsyncEngine
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.vocabulary import SpecialToken, SpecialTokenMatcher
@@ -131,7 +132,7 @@ def test_a_prompt_that_is_too_long_is_not_echoed_before_it_is_refused(
     sentencepiece_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def talk(http: httpx.AsyncClient, engine: AsyncEngine) -> None:
-        monkeypatch.setattr(completions.CompletionAnswer, "_echo", None)
+        monkeypatch.setattr(completions.CompletionAnswer, "_find_echoes", None)
         for prompt in ([BOS] * 129, ["ab", "ab " * 200], [[BOS], [BOS] * 10_000]):
             body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 1}
             error = error_of(await http.post(COMPLETIONS, json=body), 400)
@@ -179,7 +180,7 @@ def offsets_by_definition(tokenizer: Tokenizer, text: str, special: str = "<s>|l
 def test_offsets_of_any_sentencepiece_text_are_those_of_its_definition(parts: list[str]) -> None:
     text = "".join(["c", *parts])  # a typed BOS at the head is a case of its own
     ids = SENTENCEPIECE.encode(text, parse_special=True)
-    assert prompt_offsets(SENTENCEPIECE, ids, text, typed=True) == offsets_by_definition(SENTENCEPIECE, text)
+    assert finish(prompt_offsets(SENTENCEPIECE, ids, text, typed=True)) == offsets_by_definition(SENTENCEPIECE, text)
 
 
 def swallowing(tokenizer: Tokenizer, name: str, token_id: int) -> Tokenizer:
@@ -201,7 +202,7 @@ def test_white_space_that_a_special_token_took_belongs_to_no_token(parts: list[s
         written = text.replace("<s>", name)
         ids = tokenizer.encode(written, parse_special=True)
         expected = offsets_by_definition(tokenizer, written, rf"\s*{re.escape(name)}\s*")
-        found = prompt_offsets(tokenizer, ids, written, typed=True)
+        found = finish(prompt_offsets(tokenizer, ids, written, typed=True))
         assert len(found) == len(expected)
         for offset, right in zip(found, expected, strict=True):
             # a single space that was taken is also the one that SentencePiece adds: nothing tells them apart
@@ -211,7 +212,7 @@ def test_white_space_that_a_special_token_took_belongs_to_no_token(parts: list[s
 @given(st.lists(st.sampled_from([BOS, 0, BYTE + 0xC3, BYTE + 0xA9, *IDS.values()]), max_size=12))
 def test_offsets_of_any_token_ids_are_the_characters_decoded_before_them(ids: list[int]) -> None:
     text = SENTENCEPIECE.decode(ids)
-    offsets = prompt_offsets(SENTENCEPIECE, ids, text, typed=False)
+    offsets = finish(prompt_offsets(SENTENCEPIECE, ids, text, typed=False))
     for index, offset in enumerate(offsets):
         before = SENTENCEPIECE.decode(ids[:index])
         assert offset in (len(before), len(before) - 1), "a character cut by the end counts when it is whole"

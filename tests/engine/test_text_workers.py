@@ -43,7 +43,7 @@ def by_hand(test: Callable[[TextWorkers, Log], Awaitable[None]]) -> None:
         await test(workers, Log())
         assert not workers._ring
         assert not workers._admitted
-        assert (workers._num_jobs, workers._num_bytes) == (0, 0)
+        assert (workers.num_jobs, workers._num_bytes) == (0, 0)
 
     asyncio.run(run())
 

@@ -13,6 +13,7 @@ import pytest
 from costs import Costs, ask, counted, encoded, settled_bytes
 
 from octavo.api import create_app
+from octavo.api.garbage import collect_seldom
 from octavo.api.price_list import PRICES, Price, as_markdown
 from octavo.api.schemas_chat import ChatRequest
 from octavo.api.schemas_completions import CompletionRequest
@@ -23,7 +24,7 @@ from octavo.engine.async_engine import AsyncEngine
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 CONTEXT = 4096
 MANY = 16
-GARBAGE_MS = 100.0  # CPU of one collection
+GARBAGE_MS = 25.0  # CPU of one collection
 #: What may be left of Python's memory after all have been answered: caches, rings; and of each sequence a trace.
 LEFT_BYTES, TRACE_BYTES = 4 << 20, 1200
 
@@ -125,11 +126,13 @@ def server(model_path: Path) -> Iterator[Any]:
     loop.run_until_complete(engine.start())
     app = create_app(engine, ServerConfig())
     gc.collect()
-    gc.freeze()  # as the server does once it is ready
+    threshold = gc.get_threshold()
+    collect_seldom()  # as the server does once it is ready
     yield lambda talk: loop.run_until_complete(talk(app))
     loop.run_until_complete(engine.stop())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+    gc.set_threshold(*threshold)
     gc.unfreeze()
 
 

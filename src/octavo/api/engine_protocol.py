@@ -59,6 +59,10 @@ class ServedEngine(Protocol):
     def dead_reason(self) -> str | None: ...
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no request is in it and no text is being read."""
+
+    @property
     def config(self) -> ResolvedConfig: ...
 
     @property

@@ -103,7 +103,7 @@ PRICES: tuple[Price, ...] = (
         ("prompt_logprobs", "echo"),
         f"{most.MAX_LOGPROBS} alternatives per token of the prompt",
         ("event loop", "engine thread"),
-        50,
+        20,
         1200,
         "4,000 tokens: an answer, or one event of a stream, of megabytes",
     ),
@@ -170,8 +170,8 @@ This page is written by `python -m octavo.api.price_list > docs/limits.md`; a te
 The costliest admissible value of each. *Longest* is the CPU time of one callback of the event loop, one piece on a text
 worker or one turn of the engine thread: what others wait for. *CPU* is that of one request, kernels left out. Both are
 bounds that `tests/limits` holds with the default model, alone and many at once; a Sapphire Rapids core takes about a
-third of them. Collecting garbage stands apart: 100 ms at most, where the objects of many large requests live, which the
-same test holds. Fields that are not here are one number, one switch or one name.
+third of them. Collecting garbage stands apart: 25 ms at most, which the same test holds; requests leave no cycles, and
+all that is alive is looked through when nobody waits. Fields that are not here are one number, one switch or one name.
 
 | field | at most | worked on by | longest, ms | CPU, ms | costliest case |
 |---|---|---|---|---|---|"""

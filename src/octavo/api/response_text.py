@@ -8,6 +8,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
 from octavo.api.logprobs import comma_joined, json_string
 from octavo.api.service import Service
 from octavo.core.output import RequestOutput
@@ -44,8 +47,8 @@ def id_list_pieces(token_ids: Sequence[int]) -> Iterator[str]:
 BLOCK_CHARS = 1 << 16
 
 
-async def encoded(pieces: Iterable[str]) -> bytes:
-    """``pieces``, maybe megabytes, as UTF-8: joined block by block, with a breath for the event loop after each."""
+async def encoded(pieces: Iterable[str]) -> list[bytes]:
+    """``pieces``, maybe megabytes, as blocks of UTF-8, with a breath for the event loop after each."""
     blocks: list[bytes] = []
     block: list[str] = []
     num_chars = 0
@@ -56,7 +59,22 @@ async def encoded(pieces: Iterable[str]) -> bytes:
             blocks.append("".join(block).encode())
             block, num_chars = [], 0
             await asyncio.sleep(0)
-    return b"".join((*blocks, "".join(block).encode()))
+    return [*blocks, "".join(block).encode()]
+
+
+class JsonBlocks(Response):
+    """A JSON answer that is sent block by block, from ``encoded``."""
+
+    def __init__(self, blocks: Sequence[bytes]) -> None:
+        super().__init__(media_type="application/json", headers={"content-length": str(sum(map(len, blocks)))})
+        self._blocks = blocks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for number, block in enumerate(self._blocks, 1):
+            await send({"type": "http.response.body", "body": block, "more_body": number < len(self._blocks)})
+            await asyncio.sleep(0)
 
 
 def finish_fields(output: RequestOutput) -> str:

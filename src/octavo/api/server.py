@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from octavo.api.app import create_app
 from octavo.api.connections import Connection, Connections, Gate, Listener, connection_limit
 from octavo.api.engine_protocol import ServedEngine
+from octavo.api.garbage import QuietCollector
 from octavo.api.log_filter import seldom
 from octavo.api.middleware import is_loopback
 from octavo.core.config import ServerConfig
@@ -104,6 +105,7 @@ class Server(uvicorn.Server):
             )
         )
         self._engine = engine
+        self._collector = QuietCollector()
         self._drain_s = config.drain_s
         self._server_config = config
         self._num_signals = 0
@@ -152,6 +154,7 @@ class Server(uvicorn.Server):
 
         Its streams have been told by then; what they were told is sent within ``FLUSH_S``.
         """
+        self._collector.tick(is_idle=self._serving and self._engine.is_idle)
         if self._engine_died and self._server_config.exit_on_engine_death:
             logger.critical("the engine died, and the server ends with it; --no-exit-on-engine-death keeps it up")
             return True

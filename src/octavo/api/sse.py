@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TypeVar
@@ -49,10 +49,12 @@ class UntilDisconnect:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._watcher.cancel()
+        task = self._task
+        del self._watcher, self._task  # or they and this would keep each other, and the request with them
         if self._gone:
-            assert self._task is not None
+            assert task is not None
             # Ours, like asyncio.timeout's: other cancellations (the server's) go on.
-            if self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            if task.uncancel() == 0 and kind is asyncio.CancelledError:
                 raise ClientDisconnect from error
 
     async def _watch(self) -> None:
@@ -65,13 +67,13 @@ class UntilDisconnect:
 
 
 class EventStream(Response):
-    """Sends the events of a generator, each item a complete group of them, and ends with ``[DONE]``.
+    """Sends the events of a generator, each item a complete group of them (or its blocks), and ends with ``[DONE]``.
 
     An error after the first byte becomes an event of its own. ``abort`` is called however the stream ends, and at once
     if the client leaves. A reader that is too slow holds the generator back.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], abort: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes | Sequence[bytes]], abort: Callable[[], None]) -> None:
         # Not Response.__init__: it would declare the length of a body that does not exist yet.
         self.status_code = 200
         self.background = None
@@ -111,9 +113,12 @@ class EventStream(Response):
             logger.exception("a stream failed")
             await self._write(send, event(error_json(error)))
 
-    async def _write(self, send: Send, body: bytes) -> None:
+    async def _write(self, send: Send, events: bytes | Sequence[bytes]) -> None:
         async with self._writing:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            for block in (events,) if isinstance(events, bytes) else events:
+                await send({"type": "http.response.body", "body": block, "more_body": True})
+                if block is not events:
+                    await asyncio.sleep(0)  # a breath for the event loop
             self._busy = True
 
     async def _keep_alive(self, send: Send) -> None:

@@ -26,14 +26,17 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
     """
     set_up_logging(server.log_level)
     gc.disable()  # what is made while loading stays; looking through it again and again took 3 % of the start
+    threshold = gc.get_threshold()
     try:
         _serve(engine, server)
     finally:
+        gc.set_threshold(*threshold)
         gc.unfreeze()
         gc.enable()
 
 
 def _serve(engine: EngineConfig, server: ServerConfig) -> None:
+    from octavo.api.garbage import collect_seldom
     from octavo.api.server import bind
     from octavo.api.server import serve as run
     from octavo.engine.async_engine import AsyncEngine
@@ -43,8 +46,7 @@ def _serve(engine: EngineConfig, server: ServerConfig) -> None:
     async_engine = AsyncEngine(engine)
 
     def announce(url: str) -> None:
-        gc.freeze()  # or each full collection would stop all threads to look through it: 40 ms on a slow core
-        gc.enable()
+        collect_seldom()
         rows = resolved_rows(async_engine.config) + server_rows(server, url)
         title = f"Ready after {async_engine.loaded.load_s:.1f} s"
         show(facts_table(title, rows, alarming=("access",) if is_open_to_all(server) else ()))

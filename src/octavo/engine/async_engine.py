@@ -85,6 +85,11 @@ class AsyncEngine:
         return self.loaded.tokenizer
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no request is in it and no text is being read."""
+        return not self._streams and not self.text_workers.num_jobs
+
+    @property
     def has_chat_template(self) -> bool:
         return self.loaded.chat_template is not None
 

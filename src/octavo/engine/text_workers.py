@@ -58,7 +58,7 @@ class TextWorkers:
         self._changed = threading.Condition()  # guards all below
         self._ring: OrderedDict[str, deque[_Job]] = OrderedDict()  # client -> its jobs; the first of each is next
         self._admitted: dict[str, list[_Job]] = {}  # client -> its jobs, waiting or not
-        self._num_jobs = 0
+        self.num_jobs = 0  # waiting or not
         self._num_bytes = 0
         self._stopped = False
 
@@ -114,14 +114,14 @@ class TextWorkers:
             own_bytes = sum(other.size for other in own)
             for what, used, limit in (
                 ("texts of this client are", len(own), MAX_TEXT_JOBS_PER_CLIENT - 1),
-                ("texts are", self._num_jobs, MAX_TEXT_JOBS - 1),
+                ("texts are", self.num_jobs, MAX_TEXT_JOBS - 1),
                 ("bytes of text of this client are", own_bytes, MAX_TEXT_JOB_BYTES_PER_CLIENT - job.size),
                 ("bytes of text are", self._num_bytes, MAX_TEXT_JOB_BYTES - job.size),
             ):
                 if used > limit and used:
                     raise QueueFull(f"{used} {what} being read, and the limit is reached; retry later")
             self._admitted.setdefault(job.client, []).append(job)
-            self._num_jobs += 1
+            self.num_jobs += 1
             self._num_bytes += job.size
             self._queue(job)
             if len(self._threads) < self._num_threads:
@@ -143,7 +143,7 @@ class TextWorkers:
             own.remove(job)
             if not own:
                 del self._admitted[job.client]
-            self._num_jobs -= 1
+            self.num_jobs -= 1
             self._num_bytes -= job.size
             if not job.waits:
                 return  # has ended, or a worker will see that it is gone

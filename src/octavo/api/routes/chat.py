@@ -14,7 +14,7 @@ from octavo.api.auth import Client
 from octavo.api.generation import Generation, sliced
 from octavo.api.json_body import body_schema, read_fields
 from octavo.api.logprobs import chat_logprobs, comma_joined, json_string, prompt_logprobs
-from octavo.api.response_text import Choice, encoded, finish_fields, head, id_list, id_list_pieces, new_id
+from octavo.api.response_text import Choice, JsonBlocks, encoded, finish_fields, head, id_list, id_list_pieces, new_id
 from octavo.api.schemas_chat import ChatRequest
 from octavo.api.service import Service, client_of, service_of
 from octavo.api.sse import EventStream, event, until_disconnect
@@ -107,9 +107,7 @@ class ChatAnswer:
                             of_prompt += prompt_logprobs(piece, self._texts)
         finally:
             generation.abort()
-        return Response(
-            await encoded(self._pieces(generation, choices, logprobs, of_prompt)), media_type="application/json"
-        )
+        return JsonBlocks(await encoded(self._pieces(generation, choices, logprobs, of_prompt)))
 
     def _pieces(
         self,

@@ -17,13 +17,14 @@ from octavo.api.engine_protocol import OutputStream
 from octavo.api.generation import Generation, News, sliced
 from octavo.api.json_body import body_schema, read_fields
 from octavo.api.logprobs import CompletionLogprobs, comma_joined, json_string, prompt_logprobs, prompt_offsets
-from octavo.api.response_text import Choice, encoded, finish_fields, head, id_list, id_list_pieces, new_id
-from octavo.api.schemas_completions import DEFAULT_MAX_TOKENS, CompletionRequest, Prompt
+from octavo.api.response_text import Choice, JsonBlocks, encoded, finish_fields, head, id_list, id_list_pieces, new_id
+from octavo.api.schemas_completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from octavo.api.service import Service, client_of, service_of
 from octavo.api.sse import EventStream, event, until_disconnect
 from octavo.core.errors import InvalidRequest
 from octavo.core.output import RequestOutput
 from octavo.core.plan import SampledToken
+from octavo.core.steps import Steps
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -76,9 +77,8 @@ class CompletionAnswer:
         self._echoes = [_Echo()] * len(self._prompts)
         longest = service.engine.config.max_model_len
         if fields.echo and all(len(prompt) <= longest for prompt in self._prompts):  # a longer one is refused below
-            # one after the other: one thread at a time, whatever a request asks for
-            pairs = zip(fields.prompts, self._prompts, strict=True)
-            self._echoes = [await asyncio.to_thread(self._echo, *pair) for pair in pairs]
+            size = 8 * sum(map(len, self._prompts))
+            self._echoes = await service.text_workers.run(self._find_echoes(), client=client.id, size=size)
         sampling = await service.sampling_params(
             fields,
             max_tokens=fields.max_tokens,
@@ -115,13 +115,19 @@ class CompletionAnswer:
         add_bos = None if self._fields.add_special_tokens else False
         return [*await self._service.engine.encode(texts, add_bos=add_bos, client=client.id)]
 
-    def _echo(self, prompt: Prompt, token_ids: Sequence[int]) -> _Echo:
-        """For a worker thread: Python all the way, a microsecond or two per token."""
-        typed = isinstance(prompt, str)
-        text = prompt if isinstance(prompt, str) else self._decode(prompt)
-        if not self._echoes_logprobs:
-            return _Echo(text)
-        return _Echo(text, prompt_offsets(self._service.engine.tokenizer, token_ids, text, typed=typed))
+    def _find_echoes(self) -> Steps[list[_Echo]]:
+        """For a text worker: a microsecond or two per token."""
+        echoes = []
+        for prompt, token_ids in zip(self._fields.prompts, self._prompts, strict=True):
+            yield
+            typed = isinstance(prompt, str)
+            text = prompt if isinstance(prompt, str) else self._decode(prompt)
+            offsets: list[int] = []
+            if self._echoes_logprobs:
+                tokenizer = self._service.engine.tokenizer
+                offsets = yield from prompt_offsets(tokenizer, token_ids, text, typed=typed)
+            echoes.append(_Echo(text, offsets))
+        return echoes
 
     def _decode(self, prompt: Sequence[int]) -> str:
         tokenizer = self._service.engine.tokenizer
@@ -182,9 +188,7 @@ class CompletionAnswer:
                             arrays[choice].add(token, num_top=fields.logprobs or 0)
         finally:
             generation.abort()
-        return Response(
-            await encoded(self._pieces(generation, choices, arrays, of_prompts)), media_type="application/json"
-        )
+        return JsonBlocks(await encoded(self._pieces(generation, choices, arrays, of_prompts)))
 
     def _pieces(
         self,
@@ -215,7 +219,7 @@ class CompletionAnswer:
             yield from id_list_pieces(self._prompts[prompt])
         yield "}"
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes]:
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes | Sequence[bytes]]:
         """The answer as events: text in pieces, the last piece of a choice with its end; then usage, if asked for."""
         fields = self._fields
         chunk_head = head(self._service, self.id, "text_completion")
