@@ -39,8 +39,10 @@ def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_call(model: Tokenizer, text: str, *, parse_special: bool) -> list[int]:
     """What the encoder makes of the pieces between special tokens, uncut."""
     matcher = model.special_tokens if parse_special else model._user_defined
-    ids: list[int] = [model.bos_token_id] if model.add_bos and model.bos_token_id is not None else []
-    for index, piece in enumerate(matcher.split(text)):
+    pieces = matcher.split(text)
+    puts_bos = model.add_bos and model.bos_token_id is not None and pieces[:1] != [model.bos_token_id]  # written: once
+    ids: list[int] = [model.bos_token_id] if puts_bos else []  # type: ignore[list-item]
+    for index, piece in enumerate(pieces):
         if isinstance(piece, int):
             ids.append(piece)
         else:

@@ -20,6 +20,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -168,7 +169,7 @@ class Connection(H11Protocol):
 
     def __init__(self, connections: Connections, config: Config, state: ServerState) -> None:
         super().__init__(config, state, app_state={})
-        self.conn = _BoundedParser(h11.SERVER, MAX_HEADER_BYTES)
+        self.conn = self._parser = _BoundedParser(h11.SERVER, MAX_HEADER_BYTES)
         self.address = ""
         self._connections = connections
         self._place: _ByAddress | None = None  # None while answering
@@ -290,7 +291,7 @@ class Connection(H11Protocol):
 
     def _watch_reader(self, unacknowledged: int, progress_at: float) -> None:
         self._write_check = self.loop.call_later(WRITE_CHECK_S, self._check_progress, unacknowledged, progress_at)
-        self._connections.note_unsent(self, self.transport.get_write_buffer_size())
+        self._connections.note_unsent(self, self.transport.get_write_buffer_size() + self._parser.num_unsent)
 
     def _check_progress(self, before: int, progress_at: float) -> None:
         now, unacknowledged = self.loop.time(), self._unacknowledged()
@@ -314,9 +315,24 @@ class Connection(H11Protocol):
 
 
 class _BoundedParser(h11.Connection):
-    """h11's parser; a body in too many pieces for its size is an error."""
+    """h11's parser; a body in too many pieces for its size is an error.
 
+    num_unsent: bytes of the answer under way that are still to be handed over, where its length was declared: what is
+    sent block by block lies with whoever sends it
+    """
+
+    num_unsent = 0
     _num_pieces, _num_bytes = 0, 0
+
+    def send(self, event: Any) -> Any:
+        """h11's."""
+        if isinstance(event, h11.Response):
+            self.num_unsent = sum(int(value) for name, value in event.headers if name == b"content-length")
+        elif isinstance(event, h11.Data):
+            self.num_unsent = max(0, self.num_unsent - len(event.data))
+        elif isinstance(event, h11.EndOfMessage):
+            self.num_unsent = 0
+        return super().send(event)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """h11's."""
