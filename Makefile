@@ -53,6 +53,7 @@ check: dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_sizes.py
 	sh scripts/check-native.sh
 
 format: dev

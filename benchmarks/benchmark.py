@@ -44,11 +44,13 @@ from rich.console import Console
 
 from octavo.cli.report import host_facts, save
 from octavo.core.config import DummyFormat, EngineConfig
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine, load_engine
+from octavo.engine.engine import Engine
+from octavo.engine.load import load_engine
 from octavo.engine.requests import make_requests
-from octavo.model.weights.dummy import open_dummy
-from octavo.model.weights.loader import open_weights
+from octavo.model.dummy import open_dummy
+from octavo.model.open_model import open_weights
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -125,7 +127,7 @@ def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
     return EngineConfig(model=args.model, dtype=args.dtype, **options)
 
 
-def load_peer(args: argparse.Namespace, engine: LoadedEngine) -> Any:
+def load_peer(args: argparse.Namespace, engine: Engine) -> Any:
     """The transformers model with octavo's numbers."""
     import torch  # after load_engine, which has set the number of threads
     from hf_model import load_llama
@@ -139,7 +141,7 @@ def load_peer(args: argparse.Namespace, engine: LoadedEngine) -> Any:
         source.close()
 
 
-def chat_prompts(engine: LoadedEngine, count: int, *, system_tokens: int = 0) -> list[list[int]]:
+def chat_prompts(engine: Engine, count: int, *, system_tokens: int = 0) -> list[list[int]]:
     """Token ids of ``count`` different chats of different lengths, after a system prompt of about that many tokens."""
     questions = [f"{'Again: ' * (i // len(QUESTIONS))}{QUESTIONS[i % len(QUESTIONS)]}" for i in range(count)]
     rules = ""
@@ -150,7 +152,7 @@ def chat_prompts(engine: LoadedEngine, count: int, *, system_tokens: int = 0) ->
     return [_chat(engine, rules, question) for question in questions]
 
 
-def _chat(engine: LoadedEngine, rules: str, question: str) -> list[int]:
+def _chat(engine: Engine, rules: str, question: str) -> list[int]:
     if engine.chat_template is None:  # a base model
         return engine.tokenizer.encode(f"{rules}{question}\n")
     system = [{"role": "system", "content": rules}] if rules else []
@@ -163,7 +165,7 @@ def octavo_runs(args: argparse.Namespace) -> list[str]:
 
 
 def measure(
-    args: argparse.Namespace, engine: LoadedEngine, peer: Any, prompts: Sequence[list[int]]
+    args: argparse.Namespace, engine: Engine, peer: Any, prompts: Sequence[list[int]]
 ) -> dict[str, list[Round]]:
     """Every run once per round; a short round before the first warms up and is not counted."""
     salts = (str(number).encode() for number in itertools.count())
@@ -220,7 +222,7 @@ def run_huggingface(model: Any, prompts: Sequence[list[int]], max_tokens: int, *
 
 
 def run_octavo(
-    engine: LoadedEngine,
+    engine: Engine,
     prompts: Sequence[list[int]],
     max_tokens: int,
     *,
@@ -236,15 +238,12 @@ def run_octavo(
         sampling = SamplingParams(temperature=temperature, seed=index, max_tokens=max_tokens, ignore_eos=True)
         requests = make_requests(
             engine.config,
-            prompt,
-            sampling,
-            request_id=str(index),
+            Submission(request_id=str(index), prompt_token_ids=prompt, sampling=sampling, cache_salt=cache_salt),
             arrival_s=time.monotonic(),
-            cache_salt=cache_salt,
         )
         engine.submit(requests)
-    while engine.core.has_unfinished:
-        for output in engine.advance():
+    while engine.has_unfinished:
+        for output in engine.step():
             index = int(output.request_id)
             if output.token_ids:
                 token_ids[index].extend(output.token_ids)

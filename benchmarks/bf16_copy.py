@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.reference.dequantise import dequantise
-from octavo.kernels.weight_tensor import Encoding
-from octavo.model.weights.gguf_file import DEFAULT_ALIGNMENT, SUPPORTED_TYPES, GGUFFile
+from octavo.weights.dequantise import Encoding, dequantise
+from octavo.weights.gguf_file import DEFAULT_ALIGNMENT, SUPPORTED_TYPES, GGUFFile
 
 TYPE_NUMBERS = {encoding: number for number, encoding in SUPPORTED_TYPES.items()}
 Entry = tuple[str, tuple[int, ...], Encoding, int]  # name, row-major shape, encoding, offset into the data section

@@ -21,12 +21,12 @@ from typing import Any, get_args
 from octavo.core.config import DummyFormat
 from octavo.core.errors import ModelFileError, OctavoError
 from octavo.core.model_config import ModelConfig
-from octavo.model.weights.dummy import DummyWeights, open_dummy
-from octavo.model.weights.gguf_file import GGUFFile
-from octavo.model.weights.gguf_writer import write_llama
-from octavo.model.weights.hf_config import read_hf_config
+from octavo.model.dummy import DummyWeights, open_dummy
+from octavo.model.gguf_model import write_model
+from octavo.model.hf_model import read_hf_config
 from octavo.text.dummy_vocabulary import dummy_vocabulary
 from octavo.text.vocabulary import TokenKind
+from octavo.weights.gguf_file import GGUFFile
 
 #: Well-known shapes as their config.json has them.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -110,7 +110,7 @@ def write_dummy_model(
         file = GGUFFile(tokenizer)
         vocabulary = borrowed_vocabulary(file.metadata, config.vocab_size)
         file.close()
-    write_llama(out, DummyWeights(config, encoding, seed=seed), vocabulary)
+    write_model(out, DummyWeights(config, encoding, seed=seed), vocabulary)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from octavo.cli.bound import Bound, decode_bound
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 
 LABELS = {
     "huggingface": "Hugging Face",
@@ -118,7 +118,7 @@ class MemoryBound:
         return self.peer_step_bytes / self.read_bytes_per_s
 
 
-def memory_bound(engine: LoadedEngine, peer: Any, num_requests: int, context: int) -> MemoryBound | None:
+def memory_bound(engine: Engine, peer: Any, num_requests: int, context: int) -> MemoryBound | None:
     """None on a backend that does not know what it reads."""
     backend = engine.runner.backend
     cost, speed = backend.model_cost(), backend.measure_machine()

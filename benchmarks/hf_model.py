@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from octavo.core.model_config import ModelConfig
-from octavo.model.weights.base import WeightSource
+from octavo.model.weight_source import WeightSource
 
 _LAYER_NAMES = {
     "attention_norm": "input_layernorm",

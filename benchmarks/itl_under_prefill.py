@@ -22,9 +22,10 @@ from rich.table import Table
 
 from octavo.cli.report import host_facts, save
 from octavo.core.config import EngineConfig
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 
 NUM_CHATS, CHAT_PROMPT = 4, 64
 
@@ -33,7 +34,7 @@ async def stream_times(engine: AsyncEngine, prompt: list[int], max_tokens: int, 
     """Arrival time of each token of one request."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     times: list[float] = []
-    async for outputs in engine.submit(prompt, sampling, request_id=name):
+    async for outputs in engine.submit(Submission(request_id=name, prompt_token_ids=prompt, sampling=sampling)):
         now = time.monotonic()
         times.extend(now for output in outputs for _ in output.token_ids)
     return times
@@ -77,11 +78,11 @@ async def one_round(config: EngineConfig, long_prompt: int, seed: int) -> dict[s
     return {"gaps_s": gaps, "ttft_of_long_prompt_s": first_token - arrival, "targets_s": targets_s}
 
 
-def targets(engine: LoadedEngine, since_s: float) -> list[float]:
+def targets(engine: Engine, since_s: float) -> list[float]:
     """What each step since then aimed at that carried both prefill and decodes."""
     return [
         step.budget.target_s
-        for step in engine.core.tracer.steps()
+        for step in engine.tracer.steps()
         if step.t_s >= since_s and step.budget is not None and step.budget.target_s is not None
         if any(chunk.reason == "decode" for chunk in step.chunks)
     ]

@@ -24,8 +24,8 @@ from octavo.cli.report import host_facts, save
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, KVCacheLayout, ModelInput, Ops, Weight
 from octavo.kernels.native.backend import NativeBackend
-from octavo.kernels.reference.dequantise import encoded_bytes
-from octavo.kernels.weight_tensor import Encoding, WeightTensor
+from octavo.weights.dequantise import Encoding, encoded_bytes
+from octavo.weights.tensor import WeightTensor
 
 ENCODINGS: tuple[Encoding, ...] = ("Q4_1", "Q4_0", "Q8_0", "BF16", "F32")
 ROWS = (1, 2, 4, 8, 16, 32, 128, 512)

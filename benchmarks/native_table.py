@@ -33,12 +33,14 @@ from octavo.cli.bound import CONTEXT
 from octavo.cli.console import remark
 from octavo.cli.report import config_facts, host_facts, save
 from octavo.core.config import EngineConfig, Numerics
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine, load_engine
+from octavo.engine.engine import Engine
+from octavo.engine.load import load_engine
 from octavo.engine.requests import make_requests
+from octavo.hub.resolve import resolve_model
 from octavo.kernels.base import MachineSpeed
 from octavo.kernels.native.backend import NativeBackend
-from octavo.model.weights.hub import resolve_model
 
 TARGET_MACHINE = "two cores of a Sapphire-Rapids-class Xeon (AMX)"
 KV_STREAMS = 16  # sequences that fill the KV cache together
@@ -72,11 +74,11 @@ ROWS = (
 TARGET_READY_S = 1.0
 TARGET_MEMORY_BYTES, TARGET_KV_TOKENS = 1.0e9, 32_000
 
-Engines = Mapping[str, LoadedEngine]  # "exact", "bf16", and "fast" where that differs
+Engines = Mapping[str, Engine]  # "exact", "bf16", and "fast" where that differs
 Results = dict[str, dict[str, CaseResult]]  # engine -> row name -> what was measured
 
 
-def load(model: str, numerics: Numerics, threads: int | None) -> LoadedEngine:
+def load(model: str, numerics: Numerics, threads: int | None) -> Engine:
     """The native engine as ``octavo bench throughput`` sets it up."""
     return load_engine(
         EngineConfig(
@@ -92,7 +94,7 @@ def load(model: str, numerics: Numerics, threads: int | None) -> LoadedEngine:
     )
 
 
-def isa_of(engine: LoadedEngine) -> str:
+def isa_of(engine: Engine) -> str:
     backend = engine.runner.backend
     assert isinstance(backend, NativeBackend)
     return backend.isa
@@ -150,16 +152,20 @@ def joined(rounds: Sequence[CaseResult]) -> CaseResult:
     return dataclasses.replace(rounds[-1], repeats=[repeat for case in rounds for repeat in case.repeats])
 
 
-def greedy(engine: LoadedEngine, prompt: str) -> list[int]:
+def greedy(engine: Engine, prompt: str) -> list[int]:
     """The tokens of a greedy answer of CHECK_TOKENS tokens."""
     sampling = SamplingParams(temperature=0.0, max_tokens=CHECK_TOKENS, ignore_eos=True)
     prompt_token_ids = engine.tokenizer.encode(prompt)
     engine.submit(
-        make_requests(engine.config, prompt_token_ids, sampling, request_id=prompt, arrival_s=time.monotonic())
+        make_requests(
+            engine.config,
+            Submission(request_id=prompt, prompt_token_ids=prompt_token_ids, sampling=sampling),
+            arrival_s=time.monotonic(),
+        )
     )
     tokens: list[int] = []
-    while engine.core.has_unfinished:
-        tokens += [token for output in engine.advance() for token in output.token_ids]
+    while engine.has_unfinished:
+        tokens += [token for output in engine.step() for token in output.token_ids]
     return tokens
 
 
@@ -189,7 +195,7 @@ def measure_start(model: str, args: argparse.Namespace, environment: Mapping[str
 
 
 def measure_memory(
-    model: str, engine: LoadedEngine, args: argparse.Namespace, environment: Mapping[str, str]
+    model: str, engine: Engine, args: argparse.Namespace, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """Memory of a server with every block of its KV cache written. SystemExit if a block stays free.
 

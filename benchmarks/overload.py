@@ -30,8 +30,10 @@ from rich.table import Table
 from octavo.cli.report import config_facts, host_facts, save
 from octavo.core.config import EngineConfig
 from octavo.core.plan import StepPlan, StepResult
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine, load_engine
+from octavo.engine.engine import Engine
+from octavo.engine.load import load_engine
 from octavo.engine.model_runner import Runner
 from octavo.engine.requests import make_requests
 from octavo.scheduler.chunk_sizer import (
@@ -95,20 +97,24 @@ class ClockedRunner:
         return dataclasses.replace(result, build_s=0.0, forward_s=self._clock() - started, sample_s=0.0)
 
 
-def one_burst(engine: LoadedEngine, sizer: Stretched, prompts: list[list[int]], answer: int) -> dict[str, Any]:
+def one_burst(engine: Engine, sizer: Stretched, prompts: list[list[int]], answer: int) -> dict[str, Any]:
     """All ``prompts`` at once under ``sizer`` -> times in ms from their arrival."""
-    core, clock = engine.core, engine.core.clock
-    core.scheduler._sizer = sizer
+    clock = engine.clock
+    engine.scheduler._sizer = sizer
     sizer.steps.clear()
     sampling = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
     start = clock()
     times: dict[str, list[float]] = {}
     for index, prompt in enumerate(prompts):
-        requests = make_requests(engine.config, prompt, sampling, request_id=f"{start}-{index}", arrival_s=start)
+        requests = make_requests(
+            engine.config,
+            Submission(request_id=f"{start}-{index}", prompt_token_ids=prompt, sampling=sampling),
+            arrival_s=start,
+        )
         engine.submit(requests)
         times[requests[0].request_id] = []
-    while core.has_unfinished:
-        outputs = engine.advance()
+    while engine.has_unfinished:
+        outputs = engine.step()
         now = clock() - start
         for output in outputs:
             times[output.request_id] += [now] * len(output.token_ids)
@@ -139,8 +145,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]
     sizers = {name: law(config.block_size, target_s) for name, law in LAWS.items()}
     engine = load_engine(config)
     clock = time.thread_time if args.clock == "cpu" else time.monotonic
-    engine.core.clock = clock
-    engine.core._runner = ClockedRunner(engine.runner, clock)
+    engine.clock = clock
+    engine.runner = ClockedRunner(engine.runner, clock)  # type: ignore[assignment]  # what a step needs of it
     rng = random.Random(args.seed)
 
     def prompts(count: int) -> list[list[int]]:

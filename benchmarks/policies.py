@@ -22,6 +22,7 @@ from rich.table import Table
 
 from octavo.cli.report import host_facts, save
 from octavo.core.config import EngineConfig, Policy
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
 
@@ -53,7 +54,11 @@ async def one_policy(policy: Policy, seconds: float, model: str) -> dict[str, An
             sampling = SamplingParams(max_tokens=32, ignore_eos=True, seed=turn)
             submitted = time.monotonic()
             name = f"{client}-{index}-{turn}"
-            stream = engine.submit(prompt, sampling, request_id=name, client=client, priority=priority)
+            stream = engine.submit(
+                Submission(
+                    request_id=name, prompt_token_ids=prompt, sampling=sampling, client=client, priority=priority
+                )
+            )
             first = True
             async for outputs in stream:
                 if first:

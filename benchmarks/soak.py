@@ -19,9 +19,10 @@ from pathlib import Path
 
 from octavo.cli.report import host_facts, save
 from octavo.core.config import EngineConfig
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE = 16, 512, 16
 TERMINAL = {"FINISHED", "ABORTED", "FAILED"}
@@ -56,7 +57,14 @@ async def client(engine: AsyncEngine, rng: random.Random, name: str, deadline: f
             stop=rng.choice(((), ("the",))),
         )
         stream = engine.submit(
-            prompt, sampling, request_id=f"{name}-{count}", n=n, priority=rng.randint(0, 3), client=name
+            Submission(
+                request_id=f"{name}-{count}",
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                n=n,
+                priority=rng.randint(0, 3),
+                client=name,
+            )
         )
         tally.submitted += n
         leave_after = rng.randint(0, 30) if rng.random() < 0.2 else None
@@ -82,19 +90,19 @@ def rss_bytes() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def audit(engine: LoadedEngine) -> dict[str, object]:
+def audit(engine: Engine) -> dict[str, object]:
     """Terminal states and bookkeeping, on the engine thread."""
-    manager = engine.core.scheduler.manager
+    manager = engine.scheduler.manager
     manager.check_integrity()
-    traces = list(engine.core.tracer.requests())
+    traces = list(engine.tracer.requests())
     terminal = Counter(sum(event.event in TERMINAL for event in trace.events()) for trace in traces)
     cache = manager.stats()
     return {
         "kept_traces": len(traces),
         "traces_by_terminal_events": dict(terminal),
-        "ended": dict(engine.core.tracer.metrics.requests_ended),
-        "preemptions": engine.core.tracer.metrics.preemptions,
-        "steps": engine.core.tracer.metrics.steps,
+        "ended": dict(engine.tracer.metrics.requests_ended),
+        "preemptions": engine.tracer.metrics.preemptions,
+        "steps": engine.tracer.metrics.steps,
         "blocks_in_use": cache.num_blocks - cache.free_blocks - cache.cached_blocks,
         "evictions": cache.evictions,
     }

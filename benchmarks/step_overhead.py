@@ -76,7 +76,7 @@ def serve_and_dump(args: argparse.Namespace) -> None:
     """The server process: serves until a signal, then writes its step records."""
     engine = AsyncEngine(engine_config(args))
     serve(engine, ServerConfig(port=0, log_level="error"), on_ready=lambda url: print(url, flush=True))
-    steps = [step_dict(record) for record in engine.loaded.core.tracer.steps()]
+    steps = [step_dict(record) for record in engine.loaded.tracer.steps()]
     Path(args.dump_steps).write_text(json.dumps(steps), encoding="utf-8")
 
 

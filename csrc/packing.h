@@ -16,7 +16,7 @@ struct PackedMatrix {
     PageBuffer storage;
 };
 
-// encoding: as in kernels/weight_tensor.py. bytes: the file's, rows of K values or of groups of 32.
+// encoding: as in weights/dequantise.py. bytes: the file's, rows of K values or of groups of 32.
 // Throws std::invalid_argument if a size does not fit.
 std::shared_ptr<PackedMatrix> pack_matrix(const std::string& encoding, int64_t rows, int64_t cols,
                                           std::span<const uint8_t> bytes, ThreadPool& pool);

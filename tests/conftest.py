@@ -36,7 +36,7 @@ def model_path() -> Path:
     given = os.environ.get("OCTAVO_TEST_MODEL")
     if given:
         return Path(given)
-    from octavo.model.weights.hub import resolve_model
+    from octavo.hub.resolve import resolve_model
 
     return resolve_model("smollm2-135m").path
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import ModelInput
-from octavo.kernels.weight_tensor import WeightTensor
 from octavo.model.decoder import expected_tensors
-from octavo.model.weights.base import WeightSource
+from octavo.model.weight_source import WeightSource
+from octavo.weights.tensor import WeightTensor
 
 TINY_LLAMA = ModelConfig(
     architecture="llama",
@@ -67,11 +67,14 @@ def random_source(config: ModelConfig = TINY_LLAMA, seed: int = 0) -> MemorySour
 
 
 def transformers_twin(source: MemorySource) -> Any:
-    """The same weights in transformers' own Llama, float32, eager attention."""
+    """The same weights in transformers' own model of that architecture, float32, eager attention."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
     c = source.config
+    kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+    their_config, their_model = kinds[c.architecture]
+    special = {"attention_bias": c.attention_bias, "mlp_bias": c.mlp_bias} if c.architecture == "llama" else {}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": c.rope_theta}
     if c.rope_scaling is not None:
         rope |= {"rope_type": c.rope_scaling.kind, "factor": c.rope_scaling.factor}
@@ -81,8 +84,8 @@ def transformers_twin(source: MemorySource) -> Any:
                 "high_freq_factor": c.rope_scaling.high_freq_factor,
                 "original_max_position_embeddings": c.rope_scaling.original_context,
             }
-    twin = LlamaForCausalLM(
-        LlamaConfig(
+    twin = their_model(
+        their_config(
             vocab_size=c.vocab_size,
             hidden_size=c.hidden_size,
             intermediate_size=c.intermediate_size,
@@ -94,9 +97,8 @@ def transformers_twin(source: MemorySource) -> Any:
             rms_norm_eps=c.rms_norm_eps,
             rope_parameters=rope,
             tie_word_embeddings=c.tied_embeddings,
-            attention_bias=c.attention_bias,
-            mlp_bias=c.mlp_bias,
             attn_implementation="eager",
+            **special,
         )
     )
     state = {_their_name(name): torch.from_numpy(array) for name, array in source.arrays.items()}

@@ -15,9 +15,9 @@ from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Array, KVCacheLayout, Model, Ops
 from octavo.kernels.native.backend import NativeBackend
-from octavo.kernels.weight_tensor import Encoding
 from octavo.model import decoder
-from octavo.model.weights.dummy import DummyWeights
+from octavo.model.dummy import DummyWeights
+from octavo.weights.dequantise import Encoding
 
 LAYERS = 2
 
@@ -112,7 +112,7 @@ def logits(params: SamplingParams, encoding: Encoding | None = None) -> Iteratio
     head = random_matrix(backend, rng, (vocab, NUM_IN), encoding) if encoding else None
     model = Head(config, table, lambda ops, x: ops.scale(x, 4.0) if head is None else ops.logits(x, head))
     taken = step(8, 1, 16, token_ids=range(8), logit_rows=range(8))
-    draws = [DrawRule(params=params, stream=i) for i in range(8)]
+    draws = [DrawRule(params=params, random_stream=i) for i in range(8)]
     bound(backend, model, num_blocks=8)
     return lambda: backend.run(taken, draws)
 
@@ -145,5 +145,5 @@ def _step() -> Iteration:
     model = decoder.load(DummyWeights(config, "Q4_1"), backend)
     bound(backend, model, num_blocks=64)
     taken = step(8, 1, 100, logit_rows=range(8))
-    draws = [DrawRule(params=SamplingParams(temperature=0.8), stream=i) for i in range(8)]
+    draws = [DrawRule(params=SamplingParams(temperature=0.8), random_stream=i) for i in range(8)]
     return lambda: backend.run(taken, draws)

@@ -112,7 +112,7 @@ def _divergence() -> Iteration:
 
 
 def _decode_chunks(rng: random.Random) -> list[ScheduledChunk]:
-    rule = DrawRule(params=SamplingParams(temperature=0.0), stream=1)
+    rule = DrawRule(params=SamplingParams(temperature=0.0), random_stream=1)
     return [
         ScheduledChunk(f"{i}", 256 + i, (rng.randrange(40_000),), array("i", range(17 * i, 17 * i + 21)), rule)
         for i in range(SEQS)
@@ -136,7 +136,7 @@ def _mixed_batch() -> Iteration:
 @hot_path("draws: pack 64 known rules", repeats=32)
 def _known_draws() -> Iteration:
     packer = DrawPacker()
-    rules = [DrawRule(params=SamplingParams(temperature=0.8, top_p=0.9), stream=i) for i in range(SEQS)]
+    rules = [DrawRule(params=SamplingParams(temperature=0.8, top_p=0.9), random_stream=i) for i in range(SEQS)]
     packer.pack(rules)
     return lambda: packer.pack(rules)
 
@@ -145,7 +145,7 @@ def _known_draws() -> Iteration:
 def _history_draws() -> Iteration:
     packer = DrawPacker()
     params = SamplingParams(temperature=0.8, repetition_penalty=1.1)
-    rules = [DrawRule(params=params, stream=i, history=list(range(128)), prompt_len=64) for i in range(SEQS)]
+    rules = [DrawRule(params=params, random_stream=i, history=list(range(128)), prompt_len=64) for i in range(SEQS)]
     return lambda: packer.pack(rules)
 
 
@@ -206,7 +206,7 @@ def _near_stop() -> Iteration:
 
 @hot_path("output processor: a token of each of 64 sequences", repeats=2)
 def _outputs() -> Iteration:
-    processor = OutputProcessor(_vocabulary(), lambda request_id, count: (0, None))
+    processor = OutputProcessor(_vocabulary())
     for i in range(SEQS):
         processor.add(request(f"{i}", [1], 1 << 20))
     events = [TokenEvent(request_id=f"{i}", token=SampledToken(token_id=i % len(WORDS))) for i in range(SEQS)]

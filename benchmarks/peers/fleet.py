@@ -27,7 +27,7 @@ from contenders import HOST, Command, Contender
 from workloads import Workload
 
 from octavo.cli.console import remark
-from octavo.engine.machine import probe_machine
+from octavo.kernels.machine import probe_machine
 
 READY_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 1200.0, 15.0, 0.05
 #: Memory that is to stay free beside all servers.

@@ -37,9 +37,9 @@ from workloads import Workload, workloads_of
 
 from octavo.cli.console import remark
 from octavo.cli.host import probe_host
-from octavo.cli.load.tables import width
+from octavo.cli.load.run_report import width
 from octavo.cli.report import host_facts
-from octavo.engine.machine import probe_machine
+from octavo.kernels.machine import probe_machine
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 ALL_FORMATS: tuple[Format, ...] = ("Q4_1", "Q4_0", "bf16")

@@ -13,7 +13,8 @@ from ratios import Ratio
 from results import Results
 from workloads import Figure, Workload
 
-from octavo.cli.load.tables import table
+from octavo.cli.tables import Table as PlainTable
+from octavo.cli.tables import plain_lines
 
 ABOUT = (
     "Ratios say how many times as fast octavo is: above 1, octavo is faster, also where less is better (ITL, TTFT). "
@@ -37,7 +38,7 @@ class Table:
             last = first + 1
             while last < len(self.headings) and self._width(first, last + 1) <= columns:
                 last += 1
-            parts.append(table(*self._part(first, last)))
+            parts.append("\n".join(self._part(first, last)))
             first = last
         return "\n\n".join([self.title, *parts])
 
@@ -47,11 +48,12 @@ class Table:
         lines = [[line[0].replace("  ", "&nbsp;&nbsp;"), *line[1:]] for line in lines]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
-    def _part(self, first: int, last: int) -> tuple[list[str], list[list[str]]]:
-        return [self.headings[0], *self.headings[first:last]], [[row[0], *row[first:last]] for row in self.rows]
+    def _part(self, first: int, last: int) -> list[str]:
+        rows = [[row[0], *row[first:last]] for row in self.rows]
+        return list(plain_lines(PlainTable(headings=[self.headings[0], *self.headings[first:last]], rows=rows)))
 
     def _width(self, first: int, last: int) -> int:
-        return max(map(len, table(*self._part(first, last)).splitlines()))
+        return max(map(len, self._part(first, last)))
 
 
 def report(results: Results, columns: int) -> str:

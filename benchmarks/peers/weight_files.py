@@ -14,7 +14,7 @@ from bf16_copy import write_bf16_copy
 from contenders import Contender, Files, Format
 
 from octavo.cli.console import remark
-from octavo.model.weights.hub import resolve_model
+from octavo.hub.resolve import resolve_model
 
 Model = Literal["135m", "1.1b"]
 MODELS: tuple[Model, ...] = ("135m", "1.1b")

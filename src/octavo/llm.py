@@ -14,8 +14,10 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import EngineUnavailable, InvalidRequest
 from octavo.core.output import RequestOutput, Timings, Usage
 from octavo.core.plan import FinishReason, SampledToken
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine, load_engine
+from octavo.engine.engine import Engine
+from octavo.engine.load import load_engine
 from octavo.engine.requests import make_requests
 
 Prompt = str | Sequence[int]
@@ -75,7 +77,7 @@ class LLM:
             raise InvalidRequest("give either config= or its fields as keywords, not both")
         if model is not None:
             fields["model"] = model
-        self._engine: LoadedEngine = load_engine(config or EngineConfig(**fields))
+        self._engine: Engine = load_engine(config or EngineConfig(**fields))
         self._ids = itertools.count()
         self._closed = False
 
@@ -92,7 +94,7 @@ class LLM:
             self._engine.close()
 
     @property
-    def engine(self) -> LoadedEngine:
+    def engine(self) -> Engine:
         """The parts behind: config, tokenizer, core. Yours to look at between calls."""
         return self._engine
 
@@ -143,7 +145,9 @@ class LLM:
             raise InvalidRequest(f"{len(params)} sampling parameters were given for {len(prompts)} prompts")
         batches = [
             make_requests(
-                self._engine.config, ids, one, request_id=f"offline-{next(self._ids)}", arrival_s=time.monotonic(), n=n
+                self._engine.config,
+                Submission(request_id=f"offline-{next(self._ids)}", prompt_token_ids=ids, sampling=one, n=n),
+                arrival_s=time.monotonic(),
             )
             for ids, one in zip(prompts, params, strict=True)
         ]
@@ -163,8 +167,8 @@ class LLM:
 
     def _collect(self, result_of: Mapping[str, GenerateResult], progress: bool) -> None:
         with _progress_bar(len(result_of), progress) as finished:
-            while self._engine.core.has_unfinished:
-                for output in self._engine.advance():
+            while self._engine.has_unfinished:
+                for output in self._engine.step():
                     result = result_of[output.request_id]
                     result.completions[output.choice_index]._extend(output)
                     if output.prompt_logprobs is not None:

@@ -13,11 +13,10 @@ from octavo.core.config import EngineConfig, ResolvedConfig
 from octavo.core.errors import EngineUnavailable, InvalidRequest, QueueFull
 from octavo.core.output import RequestOutput, Usage
 from octavo.core.plan import SampledToken
-from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.request import Request, Submission
 from octavo.engine.request_stream import RequestStream, Unread
 from octavo.engine.requests import make_requests
-from octavo.engine.text_workers import TextWorkers
+from octavo.text.workers import TextWorkers
 
 EOS, START = 256, 257
 CONTROL = {EOS: b"<|eos|>", START: b"<|start|>"}
@@ -266,33 +265,13 @@ class FakeEngine:
             self.num_left_encoding += 1
             raise
 
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        request_id: str,
-        n: int = 1,
-        priority: int = 0,
-        client: str = "",
-        cache_salt: bytes = b"",
-    ) -> FakeStream:
+    def submit(self, submission: Submission) -> FakeStream:
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
         if self.queue_full:
             raise QueueFull("1024 requests wait; the limit is 1024", retry_after_s=2.5)
-        requests = make_requests(
-            self.config,
-            prompt_token_ids,
-            sampling,
-            request_id=request_id,
-            arrival_s=time.monotonic(),
-            n=n,
-            priority=priority,
-            client=client,
-            cache_salt=cache_salt,
-        )
+        requests = make_requests(self.config, submission, arrival_s=time.monotonic())
         self.requests += requests
-        stream = FakeStream(self, request_id, requests)
+        stream = FakeStream(self, submission.request_id, requests)
         self.streams.add(stream)
         return stream

@@ -13,6 +13,7 @@ from live_server import LiveServer, wait_for
 from engine.test_async_engine import Runner, load
 from octavo.core.config import EngineConfig, ServerConfig
 from octavo.core.errors import EngineUnavailable
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
 
@@ -92,7 +93,7 @@ def test_a_thread_whose_death_cannot_be_told_at_once_tells_it_later() -> None:
 
         loop.call_soon_threadsafe = short_of_memory  # type: ignore[method-assign, assignment]
         runner.dies = True
-        stream = engine.submit([1], SamplingParams(max_tokens=3), request_id="r")
+        stream = engine.submit(Submission(request_id="r", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=3)))
         with pytest.raises(EngineUnavailable, match="the thread dies"):
             async for _ in stream:
                 pass

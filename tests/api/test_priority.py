@@ -81,6 +81,6 @@ def test_the_debug_routes_are_no_way_around(byte_level_path: Path, route: str, b
             fields = {**body, "priority": -1, "max_tokens": 1}
             response = await http.post(route, json=fields, headers={"authorization": f"Bearer {key}"})
             assert response.status_code == status
-        assert await engine.inspect(lambda loaded: loaded.core.scheduler.num_waiting) == 0
+        assert await engine.inspect(lambda loaded: loaded.scheduler.num_waiting) == 0
 
     talk_to(byte_level_path, talk, server={"api_key": ("key",), "admin_key": ("root",)})

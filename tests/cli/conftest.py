@@ -23,7 +23,7 @@ def own_logging() -> Iterator[None]:
 
 
 class FakeEngine:
-    """Stands for a LoadedEngine: one token per sequence and step, its number as text. Prompts are their characters.
+    """Stands for an Engine: one token per sequence and step, its number as text. Prompts are their characters.
 
     answer: prompt token ids -> the tokens to write
     """
@@ -48,7 +48,6 @@ class FakeEngine:
             eos_token_ids=frozenset(),
             system_fingerprint="octavo_fake",
         )
-        self.core = self
         self.tokenizer = self.chat_template = self
         self.running: dict[str, list[Any]] = {}  # request_id -> [request, tokens still to come, tokens written]
         self.seen: list[Request] = []
@@ -68,7 +67,7 @@ class FakeEngine:
             tokens = list(self.answer(request.prompt_token_ids))[: request.max_tokens]
             self.running[request.request_id] = [request, tokens, 0]
 
-    def advance(self) -> list[RequestOutput]:
+    def step(self) -> list[RequestOutput]:
         outputs = []
         for state in list(self.running.values()):
             request, tokens, _ = state

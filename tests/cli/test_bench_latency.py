@@ -52,13 +52,13 @@ def test_arrivals_have_the_wished_rate_and_exponential_gaps() -> None:
 def test_clients_ask_again_only_when_they_have_their_answer(fake_engine: Any) -> None:
     engine = fake_engine(endless)
     in_flight = []
-    advance = engine.advance
+    step = engine.step
 
     def watched() -> Any:
         in_flight.append(len(engine.running))
-        return advance()
+        return step()
 
-    engine.advance = watched
+    engine.step = watched
     samples = run_workload(engine, workload())
     planned = workload().requests(engine.config.vocab_size)
     assert [list(request.prompt_token_ids) for request in engine.seen] == [request.prompt for request in planned]
@@ -79,12 +79,12 @@ def test_a_request_that_cannot_fit_or_ends_early_is_an_error(fake_engine: Any) -
     with pytest.raises(ConfigError, match="may have 1005 tokens"):
         run_workload(fake_engine(endless), workload(prompt_tokens=Lengths(1, 999)))
     engine = fake_engine(endless)
-    advance = engine.advance
+    step = engine.step
 
     def failing() -> Any:
-        return [*advance(), *(engine.abort(name)[0] for name in list(engine.running))]
+        return [*step(), *(engine.abort(name)[0] for name in list(engine.running))]
 
-    engine.advance = failing
+    engine.step = failing
     with pytest.raises(RequestFailed, match="'abort'"):
         run_workload(engine, workload(output_tokens=Lengths(5, 5)))
 

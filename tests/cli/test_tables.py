@@ -22,8 +22,8 @@ from octavo.cli.serve import server_rows
 from octavo.cli.summary import resolved_rows
 from octavo.cli.tables import Table, facts_table, show, show_line
 from octavo.core.config import ResolvedConfig, ServerConfig
+from octavo.hub.cache import CachedModel
 from octavo.kernels.base import MachineSpeed, ModelCost
-from octavo.model.weights.cache import CachedModel
 
 BOX = "\u256d\u256e\u2570\u256f\u2502\u2500\u251c\u2524\u252c\u2534\u253c"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

@@ -40,3 +40,10 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", text):
         assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+def test_every_file_that_extending_names_is_there() -> None:
+    named = set(re.findall(r"`((?:src|tests|csrc|scripts)/[\w/.]+\.\w+)`", (ROOT / "docs/extending.md").read_text()))
+    assert len(named) > 25
+    missing = [path for path in sorted(named) if "NAME" not in path and not (ROOT / path).exists()]
+    assert missing == []

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from offline import Engine
+from offline import Offline
 
 from octavo.core.config import EngineConfig
 from octavo.engine.load import load_engine
@@ -22,14 +22,14 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def engine_of(model_path: Path) -> Iterator[Callable[..., Engine]]:
+def engine_of(model_path: Path) -> Iterator[Callable[..., Offline]]:
     """Engines by their config, loaded once per session and emptied between uses."""
-    engines: dict[EngineConfig, Engine] = {}
+    engines: dict[EngineConfig, Offline] = {}
 
-    def get(**fields: object) -> Engine:
+    def get(**fields: object) -> Offline:
         config = EngineConfig(model=str(model_path), **{"max_model_len": 1024, **fields})  # type: ignore[arg-type]
         if config not in engines:
-            engines[config] = Engine(load_engine(config))
+            engines[config] = Offline(load_engine(config))
         return engines[config]
 
     yield get

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from octavo.core.output import RequestOutput
 from octavo.core.plan import SampledToken
-from octavo.core.request import Request
+from octavo.core.request import Request, Submission
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 from octavo.engine.requests import make_requests
 
 
@@ -35,12 +35,12 @@ class Result:
         return self.outputs[-1]
 
 
-class Engine:
+class Offline:
     """A loaded engine and what its sequences have said so far."""
 
     _ids = itertools.count()
 
-    def __init__(self, loaded: LoadedEngine) -> None:
+    def __init__(self, loaded: Engine) -> None:
         self.loaded = loaded
         self.results: dict[str, Result] = {}
         self._salts = itertools.count()
@@ -49,23 +49,23 @@ class Engine:
         self, prompt: Sequence[int], sampling: SamplingParams, *, salt: bytes = b"", n: int = 1
     ) -> list[Request]:
         """Queue one call."""
-        requests = make_requests(
-            self.loaded.config, prompt, sampling, request_id=f"e2e-{next(self._ids)}", arrival_s=time.monotonic(), n=n,
-            cache_salt=salt,
-        )  # fmt: skip
+        submission = Submission(
+            request_id=f"e2e-{next(self._ids)}", prompt_token_ids=prompt, sampling=sampling, n=n, cache_salt=salt
+        )
+        requests = make_requests(self.loaded.config, submission, arrival_s=time.monotonic())
         self.results |= {request.request_id: Result() for request in requests}
         self.loaded.submit(requests)
         return requests
 
     def step(self) -> None:
-        for output in self.loaded.advance():
+        for output in self.loaded.step():
             self.results[output.request_id].add(output)
 
     def run(self) -> None:
         """Step until nothing is left, then check the bookkeeping."""
-        while self.loaded.core.has_unfinished:
+        while self.loaded.has_unfinished:
             self.step()
-        manager = self.loaded.core.scheduler.manager
+        manager = self.loaded.scheduler.manager
         manager.check_integrity()
         assert manager.stats().pinned_blocks == 0
 
@@ -92,11 +92,11 @@ class Engine:
         """(request, start, length) of every chunk run after a step."""
         return [
             (chunk.request_id, chunk.start, chunk.length)
-            for step in self.loaded.core.tracer.steps(since=step_id)
+            for step in self.loaded.tracer.steps(since=step_id)
             for chunk in step.chunks
         ]
 
     @property
     def last_step(self) -> int:
-        steps = self.loaded.core.tracer.steps(limit=1)
+        steps = self.loaded.tracer.steps(limit=1)
         return steps[-1].step_id if steps else -1

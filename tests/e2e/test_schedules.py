@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from offline import Engine, Result
+from offline import Offline, Result
 
 from octavo.core.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
-Engines = Callable[..., Engine]
+Engines = Callable[..., Offline]
 
 #: KV bytes of so many blocks on either backend are a fraction of what eight sequences need.
 SMALL_POOL_BLOCKS = 28
@@ -46,7 +46,7 @@ def same(backend: str, expected: Result, actual: Result) -> None:
     assert actual.text == expected.text
 
 
-def prompts_of(engine: Engine) -> list[list[int]]:
+def prompts_of(engine: Offline) -> list[list[int]]:
     return [engine.loaded.tokenizer.encode(text) for text in PROMPTS]
 
 
@@ -85,7 +85,7 @@ def test_tokens_do_not_depend_on_batch_mates_chunks_blocks_or_threads(
         same(backend, expected, actual)
 
 
-def small_pool(backend: str, engine_of: Engines) -> Engine:
+def small_pool(backend: str, engine_of: Engines) -> Offline:
     """An engine whose KV pool has SMALL_POOL_BLOCKS blocks of 4 tokens."""
     config = engine_of(backend=backend).loaded.config
     per_token = config.kv_cache_bytes // (config.num_blocks * config.block_size)
@@ -97,9 +97,9 @@ def test_requests_that_do_not_fit_are_preempted_finish_and_say_the_same(
     backend: str, engine_of: Engines, alone: dict[SamplingParams, list[Result]], params: SamplingParams
 ) -> None:
     engine = small_pool(backend, engine_of)
-    before = engine.loaded.core.tracer.metrics.preemptions
+    before = engine.loaded.tracer.metrics.preemptions
     results = engine.generate(prompts_of(engine), params)
-    assert engine.loaded.core.tracer.metrics.preemptions > before, "the pool was meant to be too small"
+    assert engine.loaded.tracer.metrics.preemptions > before, "the pool was meant to be too small"
     for expected, actual in zip(alone[params], results, strict=True):
         same(backend, expected, actual)
         assert actual.last.finish_reason in ("length", "stop")
@@ -155,10 +155,10 @@ def test_an_aborted_request_gives_its_blocks_back_and_disturbs_nobody(
     gone = engine.submit(prompts_of(engine)[3], GREEDY, salt=salt)[0]
     for _ in range(5):
         engine.step()
-    pinned = engine.loaded.core.scheduler.manager.stats().pinned_blocks
+    pinned = engine.loaded.scheduler.manager.stats().pinned_blocks
     outputs = engine.loaded.abort(gone.request_id)
     assert [output.finish_reason for output in outputs] == ["abort"]
-    assert engine.loaded.core.scheduler.manager.stats().pinned_blocks < pinned
+    assert engine.loaded.scheduler.manager.stats().pinned_blocks < pinned
     engine.run()
     for request, expected in zip(kept, alone[GREEDY], strict=False):
         same(backend, expected, engine.results.pop(request.request_id))

@@ -26,7 +26,7 @@ def test_every_position_gets_the_slot_that_its_block_table_names() -> None:
         for length in sorted(rng.choices([1, 1, 2, 5, 40] if rng.random() < 0.7 else [1], k=rng.randint(1, 6))):
             start = rng.randint(0, 50)
             blocks = rng.sample(range(1000), -(-(start + length) // block_size) + rng.randint(0, 2))
-            draw = DrawRule(params=SamplingParams(), stream=0) if rng.random() < most_draw else None
+            draw = DrawRule(params=SamplingParams(), random_stream=0) if rng.random() < most_draw else None
             chunks.append(chunk(start, rng.choices(range(100), k=length), blocks, draw=draw))
         batch = build_batch(chunks, (), block_size)
         step = batch.step
@@ -55,7 +55,7 @@ def test_every_position_gets_the_slot_that_its_block_table_names() -> None:
 
 
 def test_draw_rows_come_first_and_targets_name_the_predicted_token() -> None:
-    rule = DrawRule(params=SamplingParams(temperature=0.0), stream=7)
+    rule = DrawRule(params=SamplingParams(temperature=0.0), random_stream=7)
     wanted = WantedLogprobs(positions=range(2, 5), token_ids=[12, 13, 14], num_alternatives=2)
     chunks = [
         chunk(4, [14], [0, 1, 2], draw=rule),

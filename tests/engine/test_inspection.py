@@ -18,7 +18,7 @@ from octavo.core.plan import SampledToken, ScheduledChunk, StepPlan, StepResult,
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import inspection
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 
 NUM_STEPS = 8_000
 
@@ -33,17 +33,17 @@ def thread_seconds(call: Callable[[], object]) -> float:
     return min(taken)
 
 
-def step(engine: LoadedEngine, step_id: int, names: tuple[str, ...], reason: str = "decode") -> None:
+def step(engine: Engine, step_id: int, names: tuple[str, ...], reason: str = "decode") -> None:
     chunks = [ScheduledChunk(request_id=n, start=step_id, token_ids=[0], block_ids=(), reason=reason) for n in names]
     token = SampledToken(token_id=1)
     result = StepResult(step_id=step_id, tokens=(token,) * len(names), forward_s=1e-3)
     events = [TokenEvent(request_id=n, token=token if reason == "decode" else None) for n in names]
     plan = StepPlan(step_id=step_id, chunks=tuple(chunks))
-    engine.core.tracer.step(plan, result, events, step_id * 1e-3)
+    engine.tracer.step(plan, result, events, step_id * 1e-3)
 
 
 @pytest.fixture(scope="module")
-def busy() -> LoadedEngine:
+def busy() -> Engine:
     """Rings that are full, and a request of 8,000 tokens whose company changed at every step."""
     engine = load(Runner())(EngineConfig(block_size=4))
     for name in ("long", "other"):
@@ -51,23 +51,23 @@ def busy() -> LoadedEngine:
             request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(), max_tokens=9, stop_token_ids=frozenset(),
             seed=0, arrival_s=0.0,
         )  # fmt: skip
-        engine.core.tracer.submitted(asked, 0.0)
+        engine.tracer.submitted(asked, 0.0)
     for step_id in range(200):
         step(engine, step_id, ("long",), "budget")
     for step_id in range(200, 200 + NUM_STEPS):
         step(engine, step_id, ("long", "other") if step_id % 2 else ("long",))
-    metrics = engine.core.tracer.metrics
+    metrics = engine.tracer.metrics
     for index in range(70_000):
         now = 9.0 + index * 1e-6
         metrics.next_tokens(index * 7 % 1009 * 1e-4, now, requests=1 + index % 64)
         metrics.first_token(1.0, now)
         metrics.answered(index % 13, now)
         metrics.step(now=now, duration_s=0.1, prompt_tokens=1, output_tokens=1, preemptions=0)
-    engine.core.clock = lambda: 10.0
+    engine.clock = lambda: 10.0
     return engine
 
 
-def test_taking_the_stats_of_full_rings_costs_the_engine_thread_under_a_millisecond(busy: LoadedEngine) -> None:
+def test_taking_the_stats_of_full_rings_costs_the_engine_thread_under_a_millisecond(busy: Engine) -> None:
     assert thread_seconds(lambda: inspection.take_stats(busy)) < 1e-3
     found = inspection.take_stats(busy).as_dict(3600.0)
     assert found["itl_s"]["count"] == sum(1 + index % 64 for index in range(70_000 - 65_536, 70_000))
@@ -75,10 +75,12 @@ def test_taking_the_stats_of_full_rings_costs_the_engine_thread_under_a_millisec
     assert found["itl_s"]["p50"] == pytest.approx(0.0504, rel=0.01)
 
 
-def test_taking_a_life_of_8000_tokens_costs_the_engine_thread_under_a_millisecond(busy: LoadedEngine) -> None:
+def test_taking_a_life_of_8000_tokens_costs_the_engine_thread_under_a_millisecond(busy: Engine) -> None:
     assert thread_seconds(lambda: inspection.take_lifecycle(busy, "long")) < 1e-3
-    assert thread_seconds(lambda: busy.core.facts("long", NUM_STEPS)) < 1e-3
-    assert thread_seconds(lambda: busy.core.tracer.steps(limit=1)) < 1e-4
+    trace = busy.tracer.request("long")
+    assert trace is not None
+    assert thread_seconds(lambda: trace.timings(busy.clock(), NUM_STEPS)) < 1e-3
+    assert thread_seconds(lambda: busy.tracer.steps(limit=1)) < 1e-4
     taken = inspection.take_lifecycle(busy, "long")
     assert taken is not None
     life = taken.as_dict()
@@ -88,7 +90,7 @@ def test_taking_a_life_of_8000_tokens_costs_the_engine_thread_under_a_millisecon
     assert life["summary"]["output_tokens"] == life["summary"]["decode_steps"] == NUM_STEPS
 
 
-def test_a_life_that_was_taken_does_not_grow_with_its_request(busy: LoadedEngine) -> None:
+def test_a_life_that_was_taken_does_not_grow_with_its_request(busy: Engine) -> None:
     before = inspection.take_lifecycle(busy, "other")
     step(busy, 200 + NUM_STEPS, ("other",))
     step(busy, 201 + NUM_STEPS, ("other",))

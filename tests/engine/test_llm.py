@@ -56,13 +56,13 @@ def test_prompt_logprobs_cover_every_position_but_the_first(llm: LLM) -> None:
 
 
 def test_one_bad_prompt_stops_the_call_before_anything_runs(llm: LLM) -> None:
-    steps = llm.engine.core.tracer.metrics.steps
+    steps = llm.engine.tracer.metrics.steps
     with pytest.raises(InvalidRequest, match="no tokens"):
         llm.generate([[1], []], SamplingParams(max_tokens=1))
     with pytest.raises(InvalidRequest, match="2 sampling parameters were given for 1"):
         llm.generate([[1]], [SamplingParams(), SamplingParams()])
-    assert llm.engine.core.tracer.metrics.steps == steps
-    assert not llm.engine.core.has_unfinished
+    assert llm.engine.tracer.metrics.steps == steps
+    assert not llm.engine.has_unfinished
 
 
 @pytest.mark.parametrize("inside", ["between steps", "a step"])
@@ -70,13 +70,13 @@ def test_an_interrupt_leaves_nothing_running(llm: LLM, monkeypatch: pytest.Monke
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    core = llm.engine.core
-    where, name = (core, "step") if inside == "between steps" else (core._runner, "execute")
+    engine = llm.engine
+    where, name = (engine, "step") if inside == "between steps" else (engine.runner, "execute")
     monkeypatch.setattr(where, name, interrupt)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1], [2]], SamplingParams(max_tokens=3))
-    assert not core.has_unfinished
-    core.scheduler.manager.check_integrity()
+    assert not engine.has_unfinished
+    engine.scheduler.manager.check_integrity()
     assert not llm.engine.processor._sequences
     monkeypatch.undo()
     assert len(llm.generate([1], SamplingParams(max_tokens=3, ignore_eos=True))[0].completions[0].token_ids) == 3

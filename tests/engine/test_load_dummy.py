@@ -10,8 +10,8 @@ from octavo import LLM, SamplingParams
 from octavo.core.config import DummyFormat, EngineConfig
 from octavo.core.errors import ModelFileError
 from octavo.engine.load import load_engine
-from octavo.model.weights.dummy import open_dummy
-from octavo.model.weights.gguf_writer import write_llama
+from octavo.model.dummy import open_dummy
+from octavo.model.gguf_model import write_model
 from octavo.text.dummy_vocabulary import dummy_vocabulary
 from weights.gguf_writer import random_llama
 from weights.test_dummy import FORMATS, shape_folder
@@ -27,7 +27,7 @@ def test_random_weights_are_the_same_from_a_config_and_from_the_file_that_they_w
     folder = shape_folder(tmp_path)
     source = open_dummy(folder, encoding)
     file = tmp_path / "written.gguf"
-    write_llama(file, source, dummy_vocabulary(source.config.vocab_size))
+    write_model(file, source, dummy_vocabulary(source.config.vocab_size))
     answers = []
     for options in ({"model": str(folder), "load_format": "dummy", "dummy_format": encoding}, {"model": str(file)}):
         with LLM(**options, **SMALL) as llm:

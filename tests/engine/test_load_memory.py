@@ -12,9 +12,9 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.engine import load
 from octavo.engine.load import load_engine
-from octavo.engine.machine import Machine
+from octavo.kernels.machine import Machine
 from octavo.model.decoder import weight_bytes
-from octavo.model.weights.loader import open_weights
+from octavo.model.open_model import open_weights
 from weights.gguf_writer import random_llama
 
 MIB = 1 << 20

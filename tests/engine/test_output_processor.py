@@ -33,7 +33,7 @@ def run(ids: list[int], finish: str | None, **sampling: object) -> tuple[list[Re
         request_id="r", prompt_token_ids=(1,), sampling=params, max_tokens=1000, stop_token_ids=frozenset({EOS}),
         seed=0, arrival_s=0.0,
     )  # fmt: skip
-    processor = OutputProcessor(TOKENIZER, lambda request_id, tokens: (0, None))  # type: ignore[arg-type]
+    processor = OutputProcessor(TOKENIZER)  # type: ignore[arg-type]
     processor.add(request)
     outputs: list[RequestOutput] = []
     for index, token in enumerate(ids):
@@ -130,13 +130,13 @@ def test_tokens_held_back_for_a_stop_that_does_not_come_are_released() -> None:
 
 
 def test_an_unknown_request_is_ignored() -> None:
-    processor = OutputProcessor(TOKENIZER, lambda request_id, tokens: (0, None))  # type: ignore[arg-type]
+    processor = OutputProcessor(TOKENIZER)  # type: ignore[arg-type]
     assert processor.process([TokenEvent(request_id="gone", finish_reason="abort")]) == ([], [])
 
 
 def test_choices_share_their_stop_strings_which_go_with_the_last_of_them() -> None:
     params = SamplingParams(stop=tuple("a" * 1023 + chr(ord("a") + index) for index in range(16)))
-    processor = OutputProcessor(TOKENIZER, lambda request_id, tokens: (0, None))  # type: ignore[arg-type]
+    processor = OutputProcessor(TOKENIZER)  # type: ignore[arg-type]
     for index in range(512):
         processor.add(
             Request(
@@ -159,7 +159,7 @@ def test_prompt_logprobs_are_told_once_with_the_first_token_or_with_the_end() ->
             request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(prompt_logprobs=0), max_tokens=9,
             stop_token_ids=frozenset({EOS}), seed=0, arrival_s=0.0,
         )  # fmt: skip
-        processor = OutputProcessor(TOKENIZER, lambda request_id, tokens: (0, None))  # type: ignore[arg-type]
+        processor = OutputProcessor(TOKENIZER)  # type: ignore[arg-type]
         processor.add(request)
         if num_early:  # a chunk that draws nothing
             first, _ = processor.process([TokenEvent("r", prompt_logprobs=of_prompt[:num_early])])

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.core.config import EngineConfig, ResolvedConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
-from octavo.core.request import Request, uniform
+from octavo.core.request import Request, Submission, uniform
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.requests import make_requests
 
@@ -19,7 +19,8 @@ CONFIG = ResolvedConfig(
 
 def make(prompt: list[Any], n: int = 1, **sampling: object) -> list[Request]:
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    return make_requests(CONFIG, prompt, params, request_id="r", arrival_s=0.0, n=n)
+    submission = Submission(request_id="r", prompt_token_ids=prompt, sampling=params, n=n)
+    return make_requests(CONFIG, submission, arrival_s=0.0)
 
 
 def test_open_ends_are_resolved() -> None:
@@ -36,7 +37,7 @@ def test_a_mask_that_leaves_a_token_is_fine() -> None:
 
 
 def test_a_seed_is_kept_and_a_missing_one_is_drawn_anew() -> None:
-    assert make([1], seed=5)[0].stream == make([1], seed=5)[0].stream
+    assert make([1], seed=5)[0].random_stream == make([1], seed=5)[0].random_stream
     assert make([1])[0].seed != make([1])[0].seed
     assert 0 <= make([1], seed=-1)[0].seed < 2**64
 
@@ -44,7 +45,7 @@ def test_a_seed_is_kept_and_a_missing_one_is_drawn_anew() -> None:
 def test_n_sequences_are_forks_of_the_first_with_streams_of_their_own() -> None:
     requests = make([1, 2], n=3, seed=1, prompt_logprobs=1)
     assert [r.fork_of for r in requests] == [None, "r", "r"]
-    assert len({r.request_id for r in requests}) == len({r.stream for r in requests}) == 3
+    assert len({r.request_id for r in requests}) == len({r.random_stream for r in requests}) == 3
     assert [r.sampling.prompt_logprobs for r in requests] == [1, None, None]
 
 

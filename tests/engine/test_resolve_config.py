@@ -5,8 +5,8 @@ import pytest
 from octavo.core.config import EngineConfig, ServerConfig
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
-from octavo.engine.machine import probe_machine
 from octavo.engine.resolve_config import size_pool
+from octavo.kernels.machine import probe_machine
 
 MODEL = ModelConfig(
     architecture="llama", name="toy", hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,

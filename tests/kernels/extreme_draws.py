@@ -71,7 +71,7 @@ def rules(seed: int, count: int) -> list[DrawRule]:
         made.append(
             DrawRule(
                 params=params,
-                stream=rng.getrandbits(64),
+                random_stream=rng.getrandbits(64),
                 history=history if params.needs_history else (),
                 prompt_len=rng.randrange(len(history) + 1),
                 banned_token_ids=banned,
@@ -99,7 +99,7 @@ def boundary_rule(fields: dict[str, object], left: int, position: int) -> DrawRu
     """A draw that takes the last of the ``left`` tokens 0, 1, ... if exactly these are left, and another if not."""
     u_last = (left - 1) / left
     stream = next(s for s in range(10**6) if uniform(s, position) >= u_last)
-    return DrawRule(params=SamplingParams(**fields), stream=stream)  # type: ignore[arg-type]
+    return DrawRule(params=SamplingParams(**fields), random_stream=stream)  # type: ignore[arg-type]
 
 
 #: XTC among four equally likely tokens: at the threshold counts as above it, and the highest id stays.
@@ -116,4 +116,4 @@ THIN_TOP_P = float((1.0 + 0.5 * _THIN_WEIGHTS[1]) / _THIN_WEIGHTS.sum())
 def thin_rule(position: int, **more: object) -> DrawRule:
     """A draw from ``THIN_ROW`` that takes token 1 if just tokens 0 and 1 are left."""
     stream = next(s for s in range(10**6) if uniform(s, position) >= 1.0 - _THIN_WEIGHTS[1] / 2)
-    return DrawRule(params=SamplingParams(top_p=THIN_TOP_P, **more), stream=stream)  # type: ignore[arg-type]
+    return DrawRule(params=SamplingParams(top_p=THIN_TOP_P, **more), random_stream=stream)  # type: ignore[arg-type]

@@ -14,9 +14,9 @@ from octavo import _native
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, KVCacheLayout, Ops
 from octavo.kernels.native.backend import Activations, NativeBackend
-from octavo.kernels.reference.dequantise import GROUP_LAYOUT
-from octavo.kernels.weight_tensor import Encoding, WeightTensor
 from octavo.model.registry import build_model, find_architecture
+from octavo.weights.dequantise import GROUP_LAYOUT, Encoding
+from octavo.weights.tensor import WeightTensor
 
 ISAS = _native.available_isas()
 ENCODINGS: tuple[Encoding, ...] = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")

@@ -58,7 +58,7 @@ def advance(backend: Backend, chunks: Sequence[tuple[Seq, int]], block_size: int
     """Run one step; sequences whose last known token was run get the drawn one appended."""
     chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
     step = step_input(chunks, block_size)
-    result = backend.run(step, [DrawRule(params=seq.params, stream=seq.stream) for seq, _ in chunks])
+    result = backend.run(step, [DrawRule(params=seq.params, random_stream=seq.stream) for seq, _ in chunks])
     for (seq, n), token in zip(chunks, result.tokens, strict=True):
         seq.computed += n
         if seq.computed == len(seq.tokens):

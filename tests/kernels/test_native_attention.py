@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, Ops
 from octavo.kernels.native.backend import Activations, NativeBackend
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.weights.tensor import WeightTensor
 
 Floats = NDArray[np.float32]
 

@@ -43,13 +43,13 @@ def test_records_go_with_their_requests_and_no_memory_stays() -> None:
     tracemalloc.start()
     try:
         one = held_bytes()
-        rules = [DrawRule(params=costly(rng, 40_000), stream=1)]
+        rules = [DrawRule(params=costly(rng, 40_000), random_stream=1)]
         packer.pack(rules)
         one, before = held_bytes() - one, held_bytes()
         assert one > 500_000, "the costliest set is not costly, or this test says nothing"
         for stream in range(3):
-            plain = DrawRule(params=SamplingParams(stop_token_ids=tuple(range(stream, 4096))), stream=stream)
-            packer.pack([*rules, DrawRule(params=costly(rng, 40_000), stream=stream), plain])
+            plain = DrawRule(params=SamplingParams(stop_token_ids=tuple(range(stream, 4096))), random_stream=stream)
+            packer.pack([*rules, DrawRule(params=costly(rng, 40_000), random_stream=stream), plain])
             packer.pack([plain])
         del plain
         assert held_bytes() - before < one / 5
@@ -65,7 +65,7 @@ def test_what_does_not_change_is_worked_out_once(monkeypatch: pytest.MonkeyPatch
     real = draws._prepare
     monkeypatch.setattr(draws, "_prepare", lambda params: prepared.append(params) or real(params))
     packer, params = DrawPacker(), SamplingParams(top_k=7)
-    rules = [DrawRule(params=params, stream=stream) for stream in range(3)]
+    rules = [DrawRule(params=params, random_stream=stream) for stream in range(3)]
     first = packer.pack(rules)
     assert packer.pack(rules) == first
     assert packer.pack(rules[1:] + rules[:1]) != first, "each draw has its own stream"
@@ -75,7 +75,7 @@ def test_what_does_not_change_is_worked_out_once(monkeypatch: pytest.MonkeyPatch
 def test_parameters_that_take_the_place_of_others_in_memory_are_not_taken_for_them() -> None:
     packer = DrawPacker()
     for top_k in range(2_000):  # each dies before the next is made, so that ids come again
-        rule = DrawRule(params=SamplingParams(top_k=top_k), stream=top_k)
+        rule = DrawRule(params=SamplingParams(top_k=top_k), random_stream=top_k)
         record, _ = packer.pack([rule])
         assert packer.pack([rule])[0] == record
         assert draws.np.frombuffer(record, draws.DRAW_DTYPE)[0]["top_k"] == top_k

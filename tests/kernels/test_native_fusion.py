@@ -11,7 +11,7 @@ from native_models import backend, config, random_tensor
 from octavo.kernels.base import Ops
 from octavo.kernels.native.fusion import Region, fuse
 from octavo.kernels.native.recorder import Recorder, Symbol
-from octavo.kernels.weight_tensor import Encoding
+from octavo.weights.dequantise import Encoding
 
 
 @pytest.mark.parametrize(("down", "quantised"), [("Q4_1", True), ("F32", False)])

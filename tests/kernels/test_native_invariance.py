@@ -13,9 +13,9 @@ from native_steps import Seq, advance, step_input
 from octavo.core.plan import DrawRule, SampledToken
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.native.backend import Activations, NativeBackend
-from octavo.kernels.weight_tensor import Encoding
 from octavo.model import decoder
-from octavo.model.weights.loader import open_weights
+from octavo.model.open_model import open_weights
+from octavo.weights.dequantise import Encoding
 
 PARAMS = SamplingParams(temperature=0.8, top_p=0.95, logprobs=3)
 BLOCK = 16
@@ -107,7 +107,7 @@ def test_a_forked_block_continues_like_its_source(activations: Activations) -> N
     tokens = np.random.default_rng(4).integers(0, 117, 29).tolist()
     first = Seq(list(tokens), [3, 7, 9], PARAMS)
     advance(made, [(first, 28)], BLOCK)
-    draw = [DrawRule(params=PARAMS, stream=0)]
+    draw = [DrawRule(params=PARAMS, random_stream=0)]
     fork = Seq(list(tokens), [3, 100, 101], PARAMS, computed=28)
     forked = made.run(step_input([(fork, 1)], BLOCK, copies=[(7, 100, 12)]), draw)
     straight = made.run(step_input([(first, 1)], BLOCK), draw)

@@ -14,7 +14,8 @@ from octavo.core.errors import ConfigError
 from octavo.kernels.base import Array, Ops
 from octavo.kernels.native.backend import Activations, NativeBackend
 from octavo.kernels.reference.rope import rotation_table
-from octavo.kernels.weight_tensor import Encoding, WeightTensor
+from octavo.weights.dequantise import Encoding
+from octavo.weights.tensor import WeightTensor
 
 Floats = NDArray[np.float32]
 ROWS = 117  # every row is one token of one sequence

@@ -7,7 +7,8 @@ import pytest
 from native_models import ENCODINGS, ISAS, backend, config, random_tensor
 
 from octavo.core.errors import ConfigError
-from octavo.kernels.weight_tensor import Encoding, WeightTensor
+from octavo.weights.dequantise import Encoding
+from octavo.weights.tensor import WeightTensor
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.native.backend import Activations, NativeBackend
-from octavo.kernels.weight_tensor import WeightTensor
 from octavo.model import decoder
-from octavo.model.weights.base import WeightSource
-from octavo.model.weights.gguf import GGUFWeights
-from octavo.model.weights.loader import open_weights
+from octavo.model.gguf_model import GGUFWeights
+from octavo.model.open_model import open_weights
+from octavo.model.weight_source import WeightSource
 from octavo.text.tokenizer import Tokenizer
+from octavo.weights.tensor import WeightTensor
 
 SLICE = 64  # rows of logits that a program keeps
 WINDOW = 384  # tokens of text per sequence

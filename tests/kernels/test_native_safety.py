@@ -24,7 +24,7 @@ from octavo.kernels.native.draws import DRAW_DTYPE
 from octavo.kernels.native.threads import default_threads
 
 C = config()
-GREEDY = [DrawRule(params=SamplingParams(temperature=0.0), stream=0)]
+GREEDY = [DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_token_ids_outside_the_vocabulary_never_reach_the_sampler(made: NativeBa
     else:
         extra = {"banned_token_ids": (117,)}
     with pytest.raises(ValueError, match="but the vocabulary has 117 tokens"):
-        made.run(step_input([(Seq([1], [0]), 1)], 16), [DrawRule(params=params, stream=0, **extra)])
+        made.run(step_input([(Seq([1], [0]), 1)], 16), [DrawRule(params=params, random_stream=0, **extra)])
 
 
 def test_a_row_that_is_not_finite_fails_alone() -> None:

@@ -17,7 +17,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Array, Draw, Ops
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.reference import sampling as reference
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.weights.tensor import WeightTensor
 
 Floats = NDArray[np.float32]
 
@@ -130,7 +130,7 @@ STAGES = [
 @pytest.mark.parametrize("fields", STAGES, ids=lambda fields: ",".join(fields) or "plain")
 def test_each_stage_draws_what_the_reference_draws(rows: Rows, fields: dict) -> None:
     params = SamplingParams(**fields, logprobs=4)
-    draws = [DrawRule(params=params, stream=1000 + i) for i in range(NUM)]
+    draws = [DrawRule(params=params, random_stream=1000 + i) for i in range(NUM)]
     compare(rows.run(draws), LOGITS, draws)
 
 
@@ -156,7 +156,7 @@ def test_penalties_look_at_the_history_as_the_reference_does(rows: Rows, fields:
     draws = []
     for i in range(NUM):
         history = rng.integers(0, 6, i % 40).tolist()  # few distinct tokens: many repeats
-        draws.append(DrawRule(params=params, stream=i, history=history, prompt_len=len(history) // 3))
+        draws.append(DrawRule(params=params, random_stream=i, history=history, prompt_len=len(history) // 3))
     logits = LOGITS.copy()
     compare(rows.run(draws), logits, draws)
 
@@ -168,12 +168,14 @@ def test_banned_tokens_and_parameters_of_all_kinds_share_a_step(rows: Rows) -> N
         params = SamplingParams(**fields, logprobs=(None, 0, 20)[i % 3])
         history = rng.integers(0, VOCAB, 30).tolist() if i % 2 else [1, 2, 3] * 9
         banned = tuple(rng.integers(0, VOCAB, 3).tolist()) if i % 5 == 0 else ()
-        draws.append(DrawRule(params=params, stream=2**63 + i, history=history, prompt_len=4, banned_token_ids=banned))
+        draws.append(
+            DrawRule(params=params, random_stream=2**63 + i, history=history, prompt_len=4, banned_token_ids=banned)
+        )
     compare(rows.run(draws), LOGITS, draws)
 
 
 def test_target_rows_report_their_token(rows: Rows) -> None:
-    draw = DrawRule(params=SamplingParams(temperature=0.0), stream=0)
+    draw = DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)
     targets = [(i, i % 21) for i in range(NUM - 1)]
     got = rows.run([draw], targets)
     for row, (token, alternatives) in enumerate(targets, start=1):
@@ -185,7 +187,7 @@ def test_target_rows_report_their_token(rows: Rows) -> None:
 
 
 def test_every_instruction_set_reports_the_same_bits() -> None:
-    draws = [DrawRule(params=SamplingParams(top_p=0.9, logprobs=5), stream=i) for i in range(NUM)]
+    draws = [DrawRule(params=SamplingParams(top_p=0.9, logprobs=5), random_stream=i) for i in range(NUM)]
     results = [Rows.of(LOGITS, isa).run(draws) for isa in ISAS]
     assert all(result == results[0] for result in results)
 
@@ -198,13 +200,13 @@ def test_a_row_with_one_value_that_is_not_finite_fails(poison: float, place: int
     # 0 * inf is NaN in the identity head, so poison the row through a table of its own
     table = Rows.of(logits)
     params = SamplingParams(logprobs=1)
-    got = table.run([DrawRule(params=params, stream=0)] * 3)
+    got = table.run([DrawRule(params=params, random_stream=0)] * 3)
     assert [isinstance(token, SampledToken) or token for token in got] == [True, "not_finite", True]
 
 
 def test_a_draw_with_everything_masked_fails_alone(rows: Rows) -> None:
-    masked = DrawRule(params=SamplingParams(allowed_token_ids=(3,)), stream=0, banned_token_ids=(3,))
-    free = DrawRule(params=SamplingParams(temperature=0.0), stream=0)
+    masked = DrawRule(params=SamplingParams(allowed_token_ids=(3,)), random_stream=0, banned_token_ids=(3,))
+    free = DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)
     got = rows.run([masked, free])
     assert got[0] == "no_token_left"
     assert isinstance(got[1], SampledToken)
@@ -255,7 +257,7 @@ def test_xtc_counts_a_token_at_the_threshold_as_above_it(isa: str, more: dict) -
         at, above = replace(at, xtc_threshold=1 / 3), replace(above, xtc_threshold=1 / 3 + 2**-20)
     likely = set(range(more.get("top_k", 4)))
     for params, drawn in ((replace(at, **more), {max(likely)}), (replace(above, **more), likely)):
-        tokens = table.run([DrawRule(params=params, stream=stream) for stream in range(16)])
+        tokens = table.run([DrawRule(params=params, random_stream=stream) for stream in range(16)])
         assert {token.token_id for token in tokens if isinstance(token, SampledToken)} == drawn
 
 
@@ -265,7 +267,7 @@ def test_draws_follow_their_distribution() -> None:
     row[[3, 9, 30, 63]] = np.log([0.5, 0.25, 0.15, 0.1])
     table, counts = Rows.of(np.tile(row, (64, 1))), np.zeros(64)
     for step in range(300):
-        draws = [DrawRule(params=SamplingParams(), stream=step) for _ in range(64)]
+        draws = [DrawRule(params=SamplingParams(), random_stream=step) for _ in range(64)]
         for token in table.run(draws):
             assert isinstance(token, SampledToken)
             counts[token.token_id] += 1

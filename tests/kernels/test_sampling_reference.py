@@ -39,7 +39,7 @@ def test_a_bad_word_is_stopped_at_its_last_token_even_if_the_prompt_began_it():
 def test_a_mask_outlives_a_bias():
     draw = Draw(
         params=SamplingParams(logit_bias=((1, 100.0),), allowed_token_ids=(0, 1), temperature=0.0),
-        stream=0,
+        random_stream=0,
         position=0,
         banned_token_ids=(1,),
     )
@@ -121,16 +121,20 @@ def test_the_draw_is_the_first_id_whose_cumulative_weight_exceeds_u():
 
 
 def test_a_row_that_is_not_finite_or_wholly_masked_draws_nothing():
-    draw = Draw(params=SamplingParams(), stream=1, position=2)
+    draw = Draw(params=SamplingParams(), random_stream=1, position=2)
     for bad in (np.nan, np.inf, -np.inf):
         assert ref.sample(row(0, bad, 0), draw) == "not_finite"
-    nothing = Draw(params=SamplingParams(allowed_token_ids=(1,)), stream=1, position=2, banned_token_ids=(1,))
+    nothing = Draw(params=SamplingParams(allowed_token_ids=(1,)), random_stream=1, position=2, banned_token_ids=(1,))
     assert ref.sample(row(0, 1, 2), nothing) == "no_token_left"
 
 
 def test_temperature_zero_takes_the_first_maximum_after_the_penalties():
     draw = Draw(
-        params=SamplingParams(temperature=0.0, repetition_penalty=2.0), stream=1, position=2, history=[2], prompt_len=1
+        params=SamplingParams(temperature=0.0, repetition_penalty=2.0),
+        random_stream=1,
+        position=2,
+        history=[2],
+        prompt_len=1,
     )
     token = ref.sample(row(1.5, 1.5, 2), draw)
     assert isinstance(token, SampledToken)
@@ -138,14 +142,16 @@ def test_temperature_zero_takes_the_first_maximum_after_the_penalties():
 
 
 def test_a_temperature_near_zero_neither_overflows_nor_differs_from_greedy():
-    draw = Draw(params=SamplingParams(temperature=1e-300), stream=1, position=2)
+    draw = Draw(params=SamplingParams(temperature=1e-300), random_stream=1, position=2)
     token = ref.sample(row(1e30, -1e30, 0), draw)
     assert isinstance(token, SampledToken)
     assert token.token_id == 0
 
 
 def test_reported_logprobs_are_of_the_raw_row_with_ties_to_the_lowest_id():
-    draw = Draw(params=SamplingParams(temperature=0.0, logit_bias=((3, 50.0),), logprobs=2), stream=1, position=2)
+    draw = Draw(
+        params=SamplingParams(temperature=0.0, logit_bias=((3, 50.0),), logprobs=2), random_stream=1, position=2
+    )
     token = ref.sample(row(0, 0, 0, -1), draw)
     assert isinstance(token, SampledToken)
     total = np.log(3 + np.exp(-1))
@@ -193,7 +199,7 @@ def test_top_p_takes_the_unlikely_token_that_it_needs(more):
 def test_xtc_counts_a_token_at_the_threshold_as_above_it():
     at, above = extreme_draws.XTC_AT_THE_THRESHOLD, extreme_draws.XTC_ABOVE_THE_THRESHOLD
     for params, drawn in ((at, {3}), (above, {0, 1, 2, 3})):
-        draws = [Draw(params=params, stream=stream, position=0) for stream in range(40)]
+        draws = [Draw(params=params, random_stream=stream, position=0) for stream in range(40)]
         assert {ref.sample(row(0, 0, 0, 0), draw).token_id for draw in draws} == drawn
 
 

@@ -22,7 +22,7 @@ from octavo.kernels.reference.rope import inverse_frequencies
 from octavo.kernels.torch import attention, backend
 from octavo.kernels.torch.backend import TorchBackend
 from octavo.kernels.torch.ops import RotationTable, TorchOps, layer_planes
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.weights.tensor import WeightTensor
 
 BLOCK = 4
 LAYOUT = KVCacheLayout(num_layers=2, num_blocks=256, block_size=BLOCK, num_kv_heads=2, head_dim=8)
@@ -201,7 +201,7 @@ def test_block_copies_run_in_every_layer_and_take_only_the_head_of_the_block():
     torch_backend._kv_cache.copy_(torch.arange(torch_backend._kv_cache.numel()).view_as(torch_backend._kv_cache))
     before = torch_backend._kv_cache.clone()
     step = step_of([(0, 1)], copies=[[3, 9, 2], [4, 1, 4]])
-    torch_backend.run(step, [DrawRule(params=SamplingParams(), stream=0)])
+    torch_backend.run(step, [DrawRule(params=SamplingParams(), random_stream=0)])
     want = before.clone()
     want[:, :, 9, :2], want[:, :, 1] = before[:, :, 3, :2], before[:, :, 4]
     assert torch.equal(torch_backend._kv_cache, want)
@@ -211,7 +211,7 @@ def test_prompt_logprobs_run_in_slices_and_equal_those_of_one_piece(monkeypatch)
     table = torch.randn(50, 50, generator=torch.Generator().manual_seed(1))
     torch_backend, model = echo_backend(table)
     step = step_of([(0, 30)], token_ids=range(30))
-    draws = [DrawRule(params=SamplingParams(temperature=0.0), stream=0)]
+    draws = [DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)]
     targets = [(token, token % 3) for token in range(29)]
     whole = torch_backend.run(step, draws, targets)
     monkeypatch.setattr(backend, "TARGET_SLICE_BYTES", 4 * 50 * 7)
@@ -229,7 +229,7 @@ def test_a_row_that_is_not_finite_fails_its_own_draw_alone():
     table[7, 3] = math.nan
     torch_backend, _ = echo_backend(table)
     step = step_of([(0, 3)], token_ids=[1, 7, 2])
-    draws = [DrawRule(params=SamplingParams(temperature=t), stream=0) for t in (0.0, 1.0, 1.0)]
+    draws = [DrawRule(params=SamplingParams(temperature=t), random_stream=0) for t in (0.0, 1.0, 1.0)]
     tokens = torch_backend.run(step, draws).tokens
     assert [token if isinstance(token, str) else "" for token in tokens] == ["", "not_finite", ""]
 

@@ -155,7 +155,7 @@ def record_steps(dtype: str, changes: dict[str, Any], recorder: Recorder) -> Non
     torch_backend._kv_cache.zero_()  # one token below skips its write and then reads what is there
     torch_backend.bind(load(source, torch_backend), max_tokens=128, max_seqs=16)
     draws = [
-        DrawRule(params=SamplingParams(**features), stream=1, history=[1, 2, 1, 2], prompt_len=1)
+        DrawRule(params=SamplingParams(**features), random_stream=1, history=[1, 2, 1, 2], prompt_len=1)
         for features in SAMPLING
     ]
     # contexts of several lengths, then decodes and chunks on them; copies, a skipped write, prompt logprobs

@@ -84,7 +84,7 @@ def make_draw(rng: np.random.Generator, params: SamplingParams) -> Draw:
     history = rng.integers(0, 8, int(rng.integers(0, 60))).tolist()
     return Draw(
         params=params,
-        stream=int(rng.integers(0, 2**63)),
+        random_stream=int(rng.integers(0, 2**63)),
         position=len(history),
         history=history if params.needs_history else (),
         prompt_len=len(history) // 2,
@@ -103,7 +103,7 @@ def near_a_boundary(logits: np.ndarray, draw: Draw) -> bool:
         if 0.0 < value < 1.0 and getattr(draw.params, name) not in (0.0, 1.0)
     ]
     z = ref.shape(ref.adjust(logits, draw), draw)
-    u = uniform(draw.stream, draw.position, 0)
+    u = uniform(draw.random_stream, draw.position, 0)
     around = {ref.inverse_cdf(z, min(max(u + step, 0.0), 1 - 2**-53)) for step in (-1e-5, 0.0, 1e-5)}
     sets = {(ref.shape(ref.adjust(logits, d), d) > -np.inf).tobytes() for d in [draw, *nudged]}
     return len(around) > 1 or len(sets) > 1
@@ -189,7 +189,7 @@ def test_non_finite_rows_fail_alone():
     logits[0, 7], logits[1, 299], logits[2, 0] = math.nan, math.inf, -math.inf
     logits[4, 9] = 5.0
     params = [SamplingParams(temperature=t, logprobs=n) for t, n in ((0, 2), (1, 2), (1, None), (1, None), (0, 2))]
-    tokens = fast.sample(logits, [Draw(params=p, stream=1, position=i) for i, p in enumerate(params)])
+    tokens = fast.sample(logits, [Draw(params=p, random_stream=1, position=i) for i, p in enumerate(params)])
     assert [token if isinstance(token, str) else "" for token in tokens] == [*["not_finite"] * 3, "", ""]
     assert isinstance(tokens[4], SampledToken)
     assert tokens[4].token_id == 9
@@ -200,7 +200,7 @@ def test_non_finite_rows_fail_alone():
 def test_a_row_with_everything_masked_fails_alone():
     logits = torch.zeros(3, 50)
     params = SamplingParams(allowed_token_ids=(3,))
-    draws = [Draw(params=params, stream=1, position=1, banned_token_ids=banned) for banned in ((), (3,), (4,))]
+    draws = [Draw(params=params, random_stream=1, position=1, banned_token_ids=banned) for banned in ((), (3,), (4,))]
     tokens = fast.sample(logits, draws)
     assert [token if isinstance(token, str) else token.token_id for token in tokens] == [3, "no_token_left", 3]
 
@@ -224,7 +224,7 @@ def test_reported_logprobs_equal_the_reference(shape, count):
 def test_top_p_stops_exactly_where_the_mass_is_reached(p, vocab_size):
     """Equal weights of a power of two: every sum is exact, so the boundary token is out or in without doubt."""
     rows = torch.zeros(300, vocab_size)
-    draws = [Draw(params=SamplingParams(top_p=p), stream=1, position=position) for position in range(300)]
+    draws = [Draw(params=SamplingParams(top_p=p), random_stream=1, position=position) for position in range(300)]
     drawn = [token.token_id for token in fast.sample(rows, draws)]
     assert drawn == [ref.sample(rows[0].numpy(), draw).token_id for draw in draws]
     assert max(drawn) < p * vocab_size
@@ -234,7 +234,7 @@ def test_a_vocabulary_smaller_than_every_bound_works():
     logits = torch.tensor([[0.0, 1.0, 2.0]])
     for features in FEATURES.values():
         kept = {k: v for k, v in features.items() if not k.endswith("_ids") and k != "logit_bias"}
-        draw = Draw(params=SamplingParams(**kept), stream=3, position=4)
+        draw = Draw(params=SamplingParams(**kept), random_stream=3, position=4)
         want = ref.sample(logits[0].numpy(), draw)
         got = fast.sample(logits, [draw])[0]
         assert isinstance(got, SampledToken)
@@ -278,7 +278,7 @@ def test_xtc_counts_a_token_at_the_threshold_as_above_it(more):
         (replace(extreme_draws.XTC_AT_THE_THRESHOLD, **more), {3}),
         (replace(extreme_draws.XTC_ABOVE_THE_THRESHOLD, **more), {0, 1, 2, 3}),
     ):
-        draws = [Draw(params=params, stream=stream, position=0) for stream in range(40)]
+        draws = [Draw(params=params, random_stream=stream, position=0) for stream in range(40)]
         assert {token.token_id for token in fast.sample(torch.zeros(40, 4), draws)} == drawn
 
 
@@ -307,7 +307,7 @@ def test_draws_follow_the_distribution_by_chi_square(features):
         z = ref.keep_min_p(ref.keep_top_p(ref.keep_typical(z, params.typical_p), params.top_p), params.min_p)
         w = ref.weights(ref.exclude_top_choices(z, params.xtc_threshold) if strikes else z)
         expected += probability * num_draws * w / w.sum()
-    draws = [Draw(params=params, stream=stream, position=position) for position in range(num_draws)]
+    draws = [Draw(params=params, random_stream=stream, position=position) for position in range(num_draws)]
     rows = torch.from_numpy(logits).expand(num_draws, -1).contiguous()
     counts = Counter(token.token_id for token in fast.sample(rows, draws))
     observed = np.array([counts[token] for token in range(40)])
@@ -326,7 +326,7 @@ def test_draws_follow_the_distribution_by_chi_square(features):
 def test_a_stream_and_a_position_decide_the_draw_and_nothing_else():
     rng = np.random.default_rng(4)
     logits = torch.from_numpy(rng.standard_normal((3, 500)).astype(np.float32))
-    draws = [Draw(params=SamplingParams(), stream=stream, position=9) for stream in (1, 2, 3)]
+    draws = [Draw(params=SamplingParams(), random_stream=stream, position=9) for stream in (1, 2, 3)]
     alone = [fast.sample(logits[i : i + 1], [draws[i]])[0] for i in range(3)]
     shuffled = fast.sample(logits[[2, 0, 1]], [draws[i] for i in (2, 0, 1)])
     assert shuffled == [alone[2], alone[0], alone[1]]

@@ -23,9 +23,9 @@ import pytest
 
 from octavo.core.steps import Steps
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.text_workers import TextWorkers
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.native.draws import DrawPacker
+from octavo.text.workers import TextWorkers
 
 Who = Literal["event loop", "text workers", "engine thread", "worker thread", "garbage"]
 

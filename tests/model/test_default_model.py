@@ -12,7 +12,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import KVCacheLayout
 from octavo.kernels.torch.backend import TorchBackend
 from octavo.model.decoder import load
-from octavo.model.weights.loader import open_weights
+from octavo.model.open_model import open_weights
 from random_model import make_step
 
 MARGIN = 0.02  # closer than this, another rounding may pick the other token
@@ -39,7 +39,7 @@ def backend(model_path):
 
 @pytest.mark.slow
 def test_logprobs_and_greedy_tokens_equal_the_reference(backend, data_dir):
-    draw = DrawRule(params=SamplingParams(temperature=0.0, logprobs=10), stream=0)
+    draw = DrawRule(params=SamplingParams(temperature=0.0, logprobs=10), random_stream=0)
     for case in json.loads((data_dir / "smollm2_reference.json").read_text()):
         prompt, greedy = case["prompt_token_ids"], case["greedy_token_ids"]
         tokens = prompt + greedy[:-1]  # teacher-forced
@@ -65,7 +65,7 @@ def test_free_running_batched_decodes_give_the_reference_text_up_to_the_first_cl
     prompts = [case["prompt_token_ids"] for case in cases]
     width = 256 // len(cases)
     tables = np.random.default_rng(1).permutation(256)[: width * len(cases)].reshape(len(cases), width)
-    draw = DrawRule(params=SamplingParams(temperature=0.0), stream=0)
+    draw = DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)
     texts: list[list[int]] = [[] for _ in cases]
     chunks = [(0, prompt) for prompt in prompts]
     for _ in range(48):

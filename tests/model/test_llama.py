@@ -21,7 +21,7 @@ from octavo.model.registry import build_model
 from random_model import TINY_LLAMA, MemorySource, make_step, random_source, transformers_twin, variant
 
 BLOCK_SIZE = 4
-GREEDY = DrawRule(params=SamplingParams(temperature=0.0), stream=0)
+GREEDY = DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {},

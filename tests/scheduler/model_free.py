@@ -65,7 +65,7 @@ def compute_alone(request: Request) -> Expected:
     output: list[int] = []
     while len(output) < request.max_tokens:
         banned = request.stop_token_ids if len(output) < request.sampling.min_tokens else ()
-        token = drawn_token(kv, request.stream, sorted(banned))
+        token = drawn_token(kv, request.random_stream, sorted(banned))
         output.append(token)
         number = kv_number(number, token, len(kv))
         kv.append(number)
@@ -143,7 +143,9 @@ class ModelFreeRunner:
             )
         if chunk.draw is None:
             return None, logprobs
-        return SampledToken(token_id=drawn_token(context, chunk.draw.stream, chunk.draw.banned_token_ids)), logprobs
+        return SampledToken(
+            token_id=drawn_token(context, chunk.draw.random_stream, chunk.draw.banned_token_ids)
+        ), logprobs
 
 
 class RandomChunkSizer(ChunkSizer):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from octavo.core.plan import Admission, StepPlan
 from octavo.scheduler.chunk_sizer import AdaptiveChunkSizer
+from octavo.scheduler.draft import Draft
 from octavo.scheduler.policy import FairPolicy
-from octavo.scheduler.scheduler import BUDGET, FORK_PARENT, MEMORY, SHARED_PREFIX, SLOTS, Scheduler, _Draft
+from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 
-RESOURCES = (MEMORY, BUDGET, SLOTS)
+RESOURCES = ("memory", "budget", "max_num_seqs")
 
 
 class WatchedScheduler(Scheduler):
@@ -22,7 +23,7 @@ class WatchedScheduler(Scheduler):
         check_plan(self, plan)
         return plan
 
-    def _preempt(self, victim: Sequence, draft: _Draft) -> None:
+    def _preempt(self, victim: Sequence, draft: Draft) -> None:
         running, nodes, known = list(self._running), self.manager.stats().nodes, list(victim.tokens)
         assert self.manager.num_available == 0, "preempted although a block could be had"
         assert victim is not running[0], "the first in policy order was preempted"
@@ -78,18 +79,18 @@ def check_waiting(scheduler: Scheduler, plan: StepPlan) -> None:
     assert lacking or len(reasons) == scheduler.num_waiting, "nobody lacks a resource, and yet not all were looked at"
     for request_id, reason in plan.waiting_for.items():
         seq = scheduler._sequences[request_id]
-        if reason == SLOTS:
+        if reason == "max_num_seqs":
             assert len(scheduler._running) == scheduler._max_num_seqs, "waits for a sequence although one is free"
-        elif reason == BUDGET and not isinstance(scheduler._sizer, AdaptiveChunkSizer):
+        elif reason == "budget" and not isinstance(scheduler._sizer, AdaptiveChunkSizer):
             assert plan.budget is not None
-            run = sum(len(chunk.token_ids) for chunk in plan.chunks if chunk.reason != "decode")
+            run = sum(len(chunk.token_ids) for chunk in plan.chunks if not chunk.is_decode)
             assert run == plan.budget.tokens, "waits for budget although some is left"
-        elif reason == MEMORY:
+        elif reason == "memory":
             check_memory_wait(scheduler, seq)
-        elif reason == SHARED_PREFIX:
+        elif reason == "shared_prefix_in_flight":
             owner = scheduler.manager._in_flight.get(seq.awaiting or 0)
             assert any(r.table is owner for r in scheduler._running), "waits for a block that nobody will compute"
-        elif reason == FORK_PARENT:
+        elif reason == "fork_parent":
             running = running_siblings(scheduler, seq)
             assert running, "waits for a family of which nobody runs"
             ready = [r for r in running if r.num_computed >= seq.prompt_len - 1 and r.admitted_step < plan.step_id]

@@ -17,6 +17,7 @@ import pytest
 from test_schedule_invariance import NUM_SCHEDULES, run_schedules
 
 from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.scheduler.admission import AdmissionControl
 from octavo.scheduler.policy import FairPolicy, QueuePolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
@@ -39,7 +40,7 @@ FAULTS = {
     # Admission
     "charges what is cached": Fault(
         "only what is not cached is charged to the budget",
-        Scheduler._try_admit,
+        AdmissionControl._try_admit,
         "budget.spend(cached, num_tokens)",
         "budget.spend(0, cached + num_tokens)",
     ),
@@ -51,31 +52,31 @@ FAULTS = {
     ),
     "looks at the prompt alone": Fault(
         "It is admitted if its whole known length fits",
-        Scheduler._try_admit,
+        AdmissionControl._try_admit,
         "if not manager.fits(match, length, reserve):",
         "if not manager.fits(match, min(length, seq.prompt_len), reserve):",
     ),
     "forgets what running prompts have to allocate": Fault(
         "beside what running prompts still have to allocate",
-        Scheduler._try_admit,
+        AdmissionControl._try_admit,
         "reserve = owed + len(self._running)",
         "reserve = len(self._running)",
     ),
     "keeps no block for the running": Fault(
         "one block for each running sequence",
-        Scheduler._try_admit,
+        AdmissionControl._try_admit,
         "reserve = owed + len(self._running)",
         "reserve = owed",
     ),
     "keeps a block for nobody": Fault(
         "With nobody running, any request that fits in the pool fits",
-        Scheduler._try_admit,
+        AdmissionControl._try_admit,
         "reserve = owed + len(self._running)",
         "reserve = owed + len(self._running) + 1",
     ),
     "lets others overtake": Fault(
         "Nobody overtakes a request that lacks memory, budget or a free sequence",
-        Scheduler._admit,
+        AdmissionControl.admit,
         "return",
         "continue",
     ),
@@ -93,20 +94,20 @@ FAULTS = {
     ),
     "lets nobody pass those who wait for a running sequence": Fault(
         "Two kinds of waiting do let others pass",
-        Scheduler._admit,
-        "seq.progress_s = draft.now\n            continue",
-        "seq.progress_s = draft.now\n            return",
+        AdmissionControl.admit,
+        "seq.held_up_since_s = draft.now\n            continue",
+        "seq.held_up_since_s = draft.now\n            return",
     ),
     "computes a shared prefix twice": Fault(
         "the next block it needs is being computed",
-        Scheduler._match,
+        AdmissionControl._match,
         'if match.reason == "in flight":',
         "if False:",
     ),
     "waits on when the one that computes has gone": Fault(
         "If the one that computes it ends or is preempted, the first of the waiting takes over in the next step",
-        Scheduler._match,
-        "if self.manager.is_in_flight(seq.awaiting):",
+        AdmissionControl._match,
+        "if self._manager.is_in_flight(seq.awaiting):",
         "if True:",
     ),
     "announces blocks of the dead": Fault(
@@ -160,7 +161,7 @@ FAULTS = {
     ),
     "lets it back before all of it fits": Fault(
         "returns when its *whole* known length fits beside one block for each running sequence",
-        Scheduler._try_admit,
+        AdmissionControl._try_admit,
         "if not manager.fits(match, length, reserve):",
         "if not seq.num_preemptions and not manager.fits(match, length, reserve):",
     ),
@@ -179,20 +180,20 @@ FAULTS = {
     # Forks
     "lets forks compute the prompt too": Fault(
         "While one member of such a family computes the prompt, the rest wait",
-        Scheduler._match,
-        "return FORK_PARENT",
+        AdmissionControl._match,
+        'return "fork_parent"',
         "pass",
     ),
     "forks before the prompt has KV": Fault(
         "Once its positions up to the last prompt token have KV",
-        Scheduler._match,
+        AdmissionControl._match,
         "o.num_computed >= prompt_computed",
         "o.num_computed >= prompt_computed - 1",
     ),
     "forks in the step of the admission": Fault(
         "Once its positions up to the last prompt token have KV",
-        Scheduler._match,
-        "and o.admitted_step != self._step_id",
+        AdmissionControl._match,
+        "and o.admitted_step != step_id",
         "",
     ),
     "shares the block that is only partly filled": Fault(
@@ -203,13 +204,13 @@ FAULTS = {
     ),
     "lets only the first member serve": Fault(
         "Any running member can serve",
-        Scheduler._match,
+        AdmissionControl._match,
         "donor = next(ready, None)",
         "donor = next((o for o in ready if o is self._groups[seq.group][0]), None)",
     ),
     "waits for a family of which nobody runs": Fault(
         "if none runs any more, the first in line computes the prompt",
-        Scheduler._match,
+        AdmissionControl._match,
         "if donor is None and siblings and not seq.num_preemptions:",
         "if donor is None and len(self._groups[seq.group]) > 1 and not seq.num_preemptions:",
     ),

@@ -74,7 +74,7 @@ def small_tokenizer(byte_level_metadata: Callable[..., dict[str, Any]]) -> Token
 @pytest.fixture(scope="session")
 def real_tokenizer(model_path: Path) -> Tokenizer:
     """The default model's own."""
-    from octavo.model.weights.gguf_file import GGUFFile
+    from octavo.weights.gguf_file import GGUFFile
 
     file = GGUFFile(model_path)
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.model.weights.gguf_writer import (
+from octavo.weights.gguf_writer import (
     Typed,
     pack_header,
     pack_key,

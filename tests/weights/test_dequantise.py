@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from octavo.kernels.reference.dequantise import GROUP_LAYOUT, dequantise, encoded_bytes
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.weights.dequantise import GROUP_LAYOUT, dequantise, encoded_bytes
+from octavo.weights.tensor import WeightTensor
 from weights.gguf_writer import decode_scalar
 
 ENCODINGS = sorted(GROUP_LAYOUT)

@@ -14,9 +14,9 @@ from octavo.core.config import DummyFormat
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig
 from octavo.model.decoder import expected_tensors
-from octavo.model.weights.dummy import DummyWeights, open_dummy
-from octavo.model.weights.gguf import GGUFWeights
-from octavo.model.weights.loader import check_complete
+from octavo.model.dummy import DummyWeights, open_dummy
+from octavo.model.gguf_model import GGUFWeights
+from octavo.model.open_model import check_complete
 from weights.gguf_writer import llama_metadata, random_llama, write_gguf
 
 FORMATS: tuple[DummyFormat, ...] = get_args(DummyFormat)

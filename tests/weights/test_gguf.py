@@ -8,10 +8,10 @@ import pytest
 
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import RopeScaling
-from octavo.kernels.reference.dequantise import dequantise
-from octavo.model.weights.config_values import llama3_frequency_divisors
-from octavo.model.weights.gguf import GGUFFile, GGUFWeights
-from octavo.model.weights.loader import check_complete, open_weights
+from octavo.model.config_values import llama3_frequency_divisors
+from octavo.model.gguf_model import GGUFFile, GGUFWeights
+from octavo.model.open_model import check_complete, open_weights
+from octavo.weights.dequantise import dequantise
 from weights.gguf_writer import Typed, encode, llama_metadata, pack_header, random_llama, write_gguf
 
 ENCODINGS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
@@ -161,7 +161,7 @@ def test_linear_scaling_is_read_and_a_factor_of_one_is_none(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("general.architecture", "rwkv6", "'rwkv6'; supported is llama"),
+        ("general.architecture", "rwkv6", "'rwkv6'; supported are llama, qwen2"),
         ("general.architecture", 3, "general.architecture is 3 but must be a string"),
         ("split.count", Typed(2, 3), "merge the parts"),
         ("llama.rope.scaling.type", "yarn", "'yarn'; supported are none, linear"),

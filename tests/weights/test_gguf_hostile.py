@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from octavo.core.errors import ModelFileError
-from octavo.model.weights.gguf import GGUFFile, GGUFWeights
+from octavo.model.gguf_model import GGUFFile, GGUFWeights
 from weights.gguf_writer import pack_header, pack_key, pack_string, pack_tensor_info, random_llama
 
 MAX_S, MAX_BYTES = 1.0, 200 << 20
@@ -294,7 +294,7 @@ def test_the_largest_header_allowed_costs_little_time_and_memory(tmp_path: Path,
     program = """
 import sys, time
 from octavo.core.errors import ModelFileError
-from octavo.model.weights.gguf import GGUFFile
+from octavo.model.gguf_model import GGUFFile
 before = time.process_time()
 try:
     GGUFFile(sys.argv[1])

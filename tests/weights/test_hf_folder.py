@@ -14,9 +14,10 @@ from safetensors.numpy import save_file
 
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import RopeScaling
-from octavo.model.weights.hf_folder import HFFolderWeights, canonical_name
-from octavo.model.weights.loader import check_complete, open_weights
-from octavo.model.weights.safetensors import SafetensorsFile
+from octavo.model.architectures.llama import Llama
+from octavo.model.hf_model import HFFolderWeights
+from octavo.model.open_model import check_complete, open_weights
+from octavo.weights.safetensors import SafetensorsFile
 
 CONFIG: dict[str, object] = {
     "model_type": "llama",
@@ -79,10 +80,10 @@ def write_sharded(folder: Path, weight_map: Mapping[str, str] | None = None) -> 
 
 
 def assert_same(source: HFFolderWeights, tensors: dict[str, np.ndarray]) -> None:
-    assert set(source.names()) == {canonical_name(name) for name in tensors}
+    assert set(source.names()) == {Llama.names.from_hf(name) for name in tensors}
     for name, values in tensors.items():
-        np.testing.assert_array_equal(source.tensor(canonical_name(name)).to_float32(), values, err_msg=name)
-        assert source.shape(canonical_name(name)) == values.shape
+        np.testing.assert_array_equal(source.tensor(Llama.names.from_hf(name)).to_float32(), values, err_msg=name)
+        assert source.shape(Llama.names.from_hf(name)) == values.shape
 
 
 def test_a_single_file_a_sharded_folder_and_a_file_path_hold_the_same_weights(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_a_single_file_a_sharded_folder_and_a_file_path_hold_the_same_weights(tm
     single = open_weights(tmp_path / "single")
     assert isinstance(single, HFFolderWeights)
     assert_same(single, tensors)
-    check_complete(single, {canonical_name(name): values.shape for name, values in tensors.items()})
+    check_complete(single, {Llama.names.from_hf(name): values.shape for name, values in tensors.items()})
     sharded = HFFolderWeights(tmp_path / "sharded") if write_sharded(tmp_path / "sharded") else None
     assert sharded is not None
     assert_same(sharded, tensors)
@@ -156,7 +157,7 @@ def test_rotary_settings_are_read_in_their_old_and_new_places(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model_type is 'mamba'; supported is llama"),
+        ({"model_type": "mamba"}, "model_type is 'mamba'; supported are llama, qwen2"),
         ({"model_type": ...}, "model_type is missing"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is set: only unquantised"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is set: this model runs code"),
@@ -188,7 +189,7 @@ def test_a_config_that_octavo_cannot_run_is_refused_by_name(
 
 def test_buffers_that_are_no_weights_are_left_out_and_other_extras_are_named(tmp_path: Path) -> None:
     tensors = write_folder(tmp_path)
-    expected = {canonical_name(name): values.shape for name, values in tensors.items()}
+    expected = {Llama.names.from_hf(name): values.shape for name, values in tensors.items()}
     frequencies = {
         "model.rotary_emb.inv_freq": np.ones(4, np.float32),
         "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
@@ -385,12 +386,12 @@ def test_what_transformers_saves_is_read_bit_for_bit(tmp_path: Path, sharded: bo
     assert (tmp_path / "model.safetensors").exists() is not sharded
     source = open_weights(tmp_path)
     state = {name: tensor for name, tensor in model.state_dict().items() if not (sharded and name == "lm_head.weight")}
-    assert set(source.names()) == {canonical_name(name) for name in state}
+    assert set(source.names()) == {Llama.names.from_hf(name) for name in state}
     for name, tensor in state.items():
-        found = source.tensor(canonical_name(name))
+        found = source.tensor(Llama.names.from_hf(name))
         assert found.encoding == {"float32": "F32", "bfloat16": "BF16"}[dtype]
         assert found.data.tobytes() == tensor.contiguous().view(torch.uint8).numpy().tobytes()
-    check_complete(source, {canonical_name(name): tuple(tensor.shape) for name, tensor in state.items()})
+    check_complete(source, {Llama.names.from_hf(name): tuple(tensor.shape) for name, tensor in state.items()})
     assert source.config.rope_theta == 500_000.0
     assert source.config.rope_scaling == RopeScaling(kind="llama3", factor=8.0, original_context=1024)
     assert (source.config.tied_embeddings, source.config.attention_bias) == (sharded, True)

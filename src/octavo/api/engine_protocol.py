@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from octavo.core.config import ResolvedConfig
 from octavo.core.output import RequestOutput
-from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine
-from octavo.engine.text_workers import TextWorkers
-
-T = TypeVar("T")
+from octavo.core.request import Submission
+from octavo.engine.inspection import LifecycleSnapshot, StatsSnapshot
+from octavo.observability.trace import StepRecord
+from octavo.text.workers import TextWorkers
 
 
 class TokenTable(Protocol):
@@ -94,18 +93,17 @@ class ServedEngine(Protocol):
     ) -> list[int]:
         """Ids of a rendered chat. Raises as ``encode``."""
 
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        request_id: str,
-        n: int = 1,
-        priority: int = 0,
-        client: str = "",
-        cache_salt: bytes = b"",
-    ) -> OutputStream:
+    def submit(self, submission: Submission, /) -> OutputStream:
         """Queue a request. Raises InvalidRequest, PromptTooLong, QueueFull or EngineUnavailable before that."""
 
-    async def inspect(self, fn: Callable[[LoadedEngine], T]) -> T:
-        """What ``fn`` returns, run between two steps."""
+    async def stats(self) -> StatsSnapshot:
+        """Latencies, throughput, load and cache use at this moment."""
+
+    async def prefix_cache(self) -> dict[str, Any]:
+        """The prefix tree in figures."""
+
+    async def lifecycle(self, request_id: str, /) -> LifecycleSnapshot | None:
+        """One live or recently ended request; None if it is not known (any more)."""
+
+    async def steps(self, *, since: int = -1, limit: int | None = None) -> list[StepRecord]:
+        """Steps with an id above ``since``, oldest first, the newest ``limit`` of them."""

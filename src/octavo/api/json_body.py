@@ -25,7 +25,7 @@ from octavo.api.sse import until_disconnect
 from octavo.core.errors import InvalidRequest
 from octavo.core.limits import BODY_TIMEOUT_S, MAX_BODY_BYTES, MAX_JSON_DEPTH, MAX_NUMBER_CHARS
 from octavo.core.steps import Steps
-from octavo.engine.text_workers import TextWorkers
+from octavo.text.workers import TextWorkers
 
 T = TypeVar("T")
 

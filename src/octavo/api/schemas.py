@@ -11,7 +11,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+)
 
 from octavo.api.field_policy import drop_nulls, honoured_fields, short_repr
 from octavo.core.errors import InvalidRequest, UnsupportedParameter
@@ -25,7 +33,7 @@ from octavo.core.limits import (
     MAX_TOKEN_ID_LIST,
     MAX_WORD_CHARS,
 )
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.sampling_params import SamplingParams, stated_fields
 
 #: What DRY's repeats do not reach across, if the request does not say.
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
@@ -111,44 +119,37 @@ class StreamOptions(BaseModel):
     include_usage: bool = False  # one more chunk before the end, with no choices and the token counts
 
 
-class CommonFields(BaseModel):
-    """Fields of chat and completions alike. Names are OpenAI's, then vLLM's."""
+#: A field's type in ``SamplingParams`` -> its type in a body.
+_HTTP_TYPES: dict[Any, Any] = {
+    float: float,
+    int: Int,
+    int | None: Int | None,
+    bool: bool,
+    tuple[str, ...]: Stop,
+    tuple[int, ...]: TokenIds,
+    tuple[int, ...] | None: TokenIds | None,
+    tuple[tuple[int, float], ...]: LogitBias,
+}
+#: Those of ``SamplingParams`` that have the same name and meaning here, with their types and defaults.
+_SAMPLING: dict[str, Any] = {
+    name: (_HTTP_TYPES[kind], default) for name, (kind, default, stated) in stated_fields().items() if stated.in_http
+}
+_SamplingFields: Any = create_model(
+    "_SamplingFields", __config__=ConfigDict(strict=True, frozen=True, extra="forbid"), **_SAMPLING
+)
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+class CommonFields(_SamplingFields):  # type: ignore[misc]  # a base made from a table
+    """Fields of chat and completions alike. Names are OpenAI's, then vLLM's."""
 
     model: str | None = None
     n: Annotated[Int, Field(ge=1, le=MAX_N)] = 1  # as a default, Field would be overruled by Int's own bounds
     stream: bool = False
     stream_options: Annotated[StreamOptions | None, BeforeValidator(_stream_options)] = None
-    # draws
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: Int = 0  # 0 or -1: off
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    seed: Int | None = None  # -1: random
-    # penalties
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: Int = 2
-    dry_penalty_last_n: Int = -1
-    dry_sequence_breakers: Breakers = DRY_SEQUENCE_BREAKERS
-    # masks
-    logit_bias: LogitBias = ()
-    allowed_token_ids: TokenIds | None = None
+    # the parts of the draw that are said in words, or otherwise by each endpoint
     bad_words: BadWords = ()
-    # stopping
+    dry_sequence_breakers: Breakers = DRY_SEQUENCE_BREAKERS
     max_tokens: Int | None = None
-    min_tokens: Int = 0
-    stop: Stop = ()
-    stop_token_ids: TokenIds = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
     # reports
     prompt_logprobs: Int | None = None
     return_token_ids: bool = False
@@ -168,7 +169,7 @@ class CommonFields(BaseModel):
             if name not in ("messages", "prompt"):
                 check_short(value, name)
         try:
-            parsed = cls.model_validate(fields, context=context)
+            parsed: Self = cls.model_validate(fields, context=context)
         except ValidationError as error:
             raise _first_error(error) from error
         parsed.check()
@@ -199,32 +200,14 @@ class CommonFields(BaseModel):
 
         bad_words, breakers: the token ids of the fields given as text.
         """
+        same = {name: getattr(self, name) for name in _SAMPLING}
+        if same["top_k"] == -1:  # as in vLLM
+            same["top_k"] = 0
         return SamplingParams(
-            logit_bias=self.logit_bias,
-            allowed_token_ids=self.allowed_token_ids,
+            **same,
             bad_words_token_ids=bad_words,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            dry_multiplier=self.dry_multiplier,
-            dry_base=self.dry_base,
-            dry_allowed_length=self.dry_allowed_length,
-            dry_penalty_last_n=self.dry_penalty_last_n,
             dry_sequence_breaker_ids=breakers,
-            temperature=self.temperature,
-            top_k=0 if self.top_k == -1 else self.top_k,
-            typical_p=self.typical_p,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            xtc_probability=self.xtc_probability,
-            xtc_threshold=self.xtc_threshold,
-            seed=self.seed,
             max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            ignore_eos=self.ignore_eos,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )

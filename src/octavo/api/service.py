@@ -18,10 +18,11 @@ from octavo.api.schemas import CommonFields
 from octavo.api.schemas_completions import CompletionRequest
 from octavo.core.config import ServerConfig
 from octavo.core.errors import EngineUnavailable, InvalidRequest, ModelNotFound
+from octavo.core.request import Submission
 from octavo.core.sampling_params import AscendingIds, SamplingParams
 from octavo.core.steps import Steps
-from octavo.engine.text_workers import TextWorkers
 from octavo.text.token_index import TokenIndex
+from octavo.text.workers import TextWorkers
 
 #: Sets of sequence breakers whose tokens are remembered; one with most of a large vocabulary in it takes 2 MB.
 MAX_KNOWN_BREAKERS = 8
@@ -104,13 +105,15 @@ class Service:
         """Hand one prompt to the engine. Raises what ``ServedEngine.submit`` raises."""
         share = self.engine.config.wish.share_prefix_cache
         return self.engine.submit(
-            prompt,
-            sampling,
-            n=fields.n,
-            request_id=request_id,
-            priority=self._priority(fields.priority, client),
-            client=client.id,
-            cache_salt=prefix_salt(client, fields.cache_salt, share=share),
+            Submission(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                n=fields.n,
+                priority=self._priority(fields.priority, client),
+                client=client.id,
+                cache_salt=prefix_salt(client, fields.cache_salt, share=share),
+            )
         )
 
     def _priority(self, wanted: int | None, client: Client) -> int:

@@ -20,7 +20,7 @@ from octavo.core.errors import ConfigError
 if TYPE_CHECKING:
     from octavo.cli.bench_throughput import CaseResult, ThroughputBench
     from octavo.cli.distributions import Lengths
-    from octavo.engine.load import LoadedEngine
+    from octavo.engine.engine import Engine
 
 app = typer.Typer(
     help="Measure the engine on this machine, or any server: random prompts, every sample in a JSON file.",
@@ -112,7 +112,7 @@ def throughput(
         _save(json_file, loaded, _throughput_facts(bench, cases))
 
 
-def _title(loaded: LoadedEngine) -> str:
+def _title(loaded: Engine) -> str:
     config = loaded.config
     return (
         f"{config.model_name}, {config.backend}, {config.threads} threads, numerics {config.wish.numerics}, "
@@ -248,7 +248,7 @@ def latency_table(figures: Mapping[str, Mapping[str, float] | None], title: str)
     return Table(title=title, headings=("ms", "samples", "mean", "P50", "P90", "P99", "max"), rows=rows)
 
 
-def _save(path: Path, loaded: LoadedEngine, facts: dict[str, Any]) -> None:
+def _save(path: Path, loaded: Engine, facts: dict[str, Any]) -> None:
     from octavo.cli.report import config_facts, host_facts, save
 
     save(path, {"host": host_facts(), "config": config_facts(loaded.config), **facts})

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from octavo.cli.distributions import Lengths, distribution
 from octavo.core.errors import ConfigError, RequestFailed
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 from octavo.engine.requests import make_requests
 
 
@@ -78,7 +79,7 @@ class RequestSample:
         return [later - earlier for earlier, later in itertools.pairwise(arrivals)]
 
 
-def run_workload(engine: LoadedEngine, workload: Workload) -> list[RequestSample]:
+def run_workload(engine: Engine, workload: Workload) -> list[RequestSample]:
     """Send the workload and step the engine until all answers are there. ConfigError if a request cannot fit.
 
     RequestFailed if the engine ends one early.
@@ -106,7 +107,7 @@ def run_workload(engine: LoadedEngine, workload: Workload) -> list[RequestSample
         if not running:
             time.sleep(max(0.0, planned[sent].due_s - now))
             continue
-        outputs = engine.advance()
+        outputs = engine.step()
         now = time.perf_counter() - zero
         for output in outputs:
             sample = samples[output.request_id]
@@ -120,9 +121,15 @@ def run_workload(engine: LoadedEngine, workload: Workload) -> list[RequestSample
     return list(samples.values())
 
 
-def _submit(engine: LoadedEngine, planned: PlannedRequest, request_id: str, arrival_s: float) -> None:
+def _submit(engine: Engine, planned: PlannedRequest, request_id: str, arrival_s: float) -> None:
     sampling = SamplingParams(temperature=0.0, seed=1, max_tokens=planned.output_tokens, ignore_eos=True)
-    engine.submit(make_requests(engine.config, planned.prompt, sampling, request_id=request_id, arrival_s=arrival_s))
+    engine.submit(
+        make_requests(
+            engine.config,
+            Submission(request_id=request_id, prompt_token_ids=planned.prompt, sampling=sampling),
+            arrival_s=arrival_s,
+        )
+    )
 
 
 def latencies(samples: Sequence[RequestSample]) -> dict[str, dict[str, float] | None]:

@@ -241,9 +241,9 @@ def _tell(
     server: Server, run: Run, plan: Plan, target: Target, files: tuple[Path | None, Path | None], api_key: str | None
 ) -> int:
     """The report to standard output, then the files. Returns the exit code: 130 after Ctrl-C, 1 without an answer."""
-    from octavo.cli.load import tables
+    from octavo.cli.load.run_report import report, width
 
-    print(tables.report(run, target, server.notes, tables.width(), shares_prompts=plan.shares_prompts))
+    print(report(run, target, server.notes, width(), shares_prompts=plan.shares_prompts))
     json_file, plot = files
     if json_file is not None:
         from octavo.cli.load.record import record
@@ -266,14 +266,15 @@ def compare(
     seed: Annotated[int, typer.Option(metavar="N", help="Of the resampling.")] = 0,
 ) -> None:
     """Two results of bench serve: ratios of every measure, with bootstrap intervals."""
-    from octavo.cli.load import tables
-    from octavo.cli.load.compare import compare, differences, table_rows
+    from octavo.cli.load.compare import compare, differences, ratio_table
     from octavo.cli.load.record import read_record
+    from octavo.cli.load.run_report import width, wrapped
+    from octavo.cli.tables import show
 
     one, other = read_record(a), read_record(b)
-    columns = tables.width()
-    print(tables.wrapped(f"A: {a}", columns))
-    print(tables.wrapped(f"B: {b}", columns) + "\n")
-    print(tables.table(["", "A", "B", "B / A", "95 % interval", "B is"], table_rows(compare(one, other, seed))))
+    columns = width()
+    print(wrapped(f"A: {a}", columns))
+    print(wrapped(f"B: {b}", columns) + "\n")
+    show(ratio_table(compare(one, other, seed)))
     if told := differences(one, other):
-        print("\nAlso different:\n" + "\n".join(tables.wrapped(line, columns, "    ", "  ") for line in told))
+        print("\nAlso different:\n" + "\n".join(wrapped(line, columns, "    ", "  ") for line in told))

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from octavo.cli.bound import Bound, decode_bound, prefill_bound
 from octavo.core.errors import ConfigError, RequestFailed
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 from octavo.engine.requests import make_requests
 from octavo.kernels.base import MachineSpeed, ModelCost
 from octavo.observability.trace import StepRecord
@@ -84,7 +85,7 @@ class CaseResult:
 class ThroughputBench:
     """Runs cases on one engine. Prompts are random and seeded; every answer ignores the end token."""
 
-    def __init__(self, engine: LoadedEngine, *, seed: int = 0, temperature: float = 0.0) -> None:
+    def __init__(self, engine: Engine, *, seed: int = 0, temperature: float = 0.0) -> None:
         self._engine = engine
         self._random = random.Random(seed)
         self._temperature = temperature
@@ -135,7 +136,7 @@ class ThroughputBench:
             sample, record = self._step()
             if all(chunk.reason == "decode" for chunk in record.chunks) and len(record.chunks) == streams:
                 samples.append(sample)
-            if record.preempted or not engine.core.has_unfinished:
+            if record.preempted or not engine.has_unfinished:
                 raise ConfigError(
                     f"{streams} streams of {prompt_tokens} prompt tokens outgrew the KV pool of "
                     f"{engine.config.num_blocks * engine.config.block_size} tokens or --max-model-len "
@@ -149,7 +150,7 @@ class ThroughputBench:
     def _prefill(self, tokens: int) -> list[StepSample]:
         self._submit(tokens, 1)
         samples = []
-        while self._engine.core.has_unfinished:
+        while self._engine.has_unfinished:
             samples.append(self._step()[0])
         return samples
 
@@ -157,9 +158,11 @@ class ThroughputBench:
         vocabulary = self._engine.config.vocab_size
         [request] = make_requests(
             self._engine.config,
-            [self._random.randrange(vocabulary) for _ in range(prompt_tokens)],
-            SamplingParams(temperature=self._temperature, seed=1, max_tokens=max_tokens, ignore_eos=True),
-            request_id=f"bench-{next(_ids)}",
+            Submission(
+                request_id=f"bench-{next(_ids)}",
+                prompt_token_ids=[self._random.randrange(vocabulary) for _ in range(prompt_tokens)],
+                sampling=SamplingParams(temperature=self._temperature, seed=1, max_tokens=max_tokens, ignore_eos=True),
+            ),
             arrival_s=time.monotonic(),
         )
         self._engine.submit([request])
@@ -167,9 +170,9 @@ class ThroughputBench:
 
     def _step(self) -> tuple[StepSample, StepRecord]:
         started = time.perf_counter()
-        self._engine.advance()
+        self._engine.step()
         wall_s = time.perf_counter() - started
-        record = self._engine.core.tracer.steps(limit=1)[0]
+        record = self._engine.tracer.steps(limit=1)[0]
         if record.failed:
             raise RequestFailed("a step of the engine failed; the log above says why")
         ends = [chunk.start + chunk.length for chunk in record.chunks]

@@ -20,7 +20,7 @@ from octavo.core.output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.engine.load import LoadedEngine
+    from octavo.engine.engine import Engine
 
 HELP = """\
 /reset   forget the conversation
@@ -70,7 +70,7 @@ class AnswerStats:
 class Conversation:
     """A history and the engine that continues it."""
 
-    def __init__(self, engine: LoadedEngine, sampling: SamplingParams, system: str | None = None) -> None:
+    def __init__(self, engine: Engine, sampling: SamplingParams, system: str | None = None) -> None:
         """Raises ConfigError if the model has no chat template."""
         if engine.chat_template is None:
             raise ConfigError(

@@ -19,7 +19,7 @@ from octavo.core.errors import DownloadError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.cli.host import Host
-    from octavo.engine.load import LoadedEngine
+    from octavo.engine.engine import Engine
 
 Level = Literal["PASS", "NOTE", "FAIL"]
 _STYLES: dict[Level, str] = {"PASS": "green", "NOTE": "yellow", "FAIL": "bold red"}
@@ -87,7 +87,7 @@ def machine_findings(host: Host, *, has_backend: bool) -> Iterator[Finding]:
 
 def _diagnose(wish: EngineConfig, host: Host, *, has_backend: bool) -> Iterator[Finding]:
     """Machine, model file, engine, tokens: each only if what it needs is there."""
-    from octavo.model.weights.hub import resolve_model
+    from octavo.hub.resolve import resolve_model
 
     yield from machine_findings(host, has_backend=has_backend)
     try:
@@ -120,7 +120,7 @@ def _diagnose(wish: EngineConfig, host: Host, *, has_backend: bool) -> Iterator[
 def _identify(name: str, path: Path) -> tuple[bool, Finding | None]:
     """Whether the file is the default model, the one with golden tokens, byte for byte."""
     from octavo.cli.golden import sha256_of
-    from octavo.model.weights.hub import ALIASES, DEFAULT_MODEL, PackagedModel
+    from octavo.hub.resolve import ALIASES, DEFAULT_MODEL, PackagedModel
 
     default = ALIASES[DEFAULT_MODEL]
     assert isinstance(default, PackagedModel)
@@ -132,7 +132,7 @@ def _identify(name: str, path: Path) -> tuple[bool, Finding | None]:
     return False, None
 
 
-def show_bound(loaded: LoadedEngine) -> None:
+def show_bound(loaded: Engine) -> None:
     """Measure the machine and show the best possible figures; nothing where the backend cannot measure."""
     from octavo.cli.bound import bound_table, speed_rows
 
@@ -145,7 +145,7 @@ def show_bound(loaded: LoadedEngine) -> None:
     show(facts_table("Measured", speed_rows(speed)), best)
 
 
-def _examine(loaded: LoadedEngine, *, is_default: bool) -> Iterator[Finding]:
+def _examine(loaded: Engine, *, is_default: bool) -> Iterator[Finding]:
     """Show what will be used, then compare golden tokens."""
     from octavo.cli.golden import check_golden, golden_prompts
     from octavo.cli.summary import resolved_rows

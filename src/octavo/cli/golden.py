@@ -11,8 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from octavo.core.config import ResolvedConfig
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 from octavo.engine.requests import make_requests
 
 #: A step counts while the reference's margin (natural log) exceeds this; the first smaller one ends the comparison,
@@ -65,7 +66,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_golden(engine: LoadedEngine, prompts: Sequence[GoldenPrompt]) -> GoldenResult:
+def check_golden(engine: Engine, prompts: Sequence[GoldenPrompt]) -> GoldenResult:
     """Tokenise and continue all prompts at once, greedily, and compare with what is stored."""
     expected: dict[str, list[int]] = {}
     written: dict[str, list[int]] = {}
@@ -80,10 +81,14 @@ def check_golden(engine: LoadedEngine, prompts: Sequence[GoldenPrompt]) -> Golde
         if sure:
             expected[request_id], written[request_id] = sure, []
             engine.submit(
-                make_requests(engine.config, ids, sampling, request_id=request_id, arrival_s=time.monotonic())
+                make_requests(
+                    engine.config,
+                    Submission(request_id=request_id, prompt_token_ids=ids, sampling=sampling),
+                    arrival_s=time.monotonic(),
+                )
             )
-    while engine.core.has_unfinished:
-        for output in engine.advance():
+    while engine.has_unfinished:
+        for output in engine.step():
             written[output.request_id].extend(output.token_ids)
     for index, golden in enumerate(prompts):
         request_id = f"golden-{index}"

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.engine.machine import probe_machine
+from octavo.kernels.machine import probe_machine
 
 #: The instruction sets that kernels of language models care about, as Linux and macOS spell them.
 ISA_FLAGS = (

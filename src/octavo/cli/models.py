@@ -12,7 +12,7 @@ from octavo.cli.console import human_bytes, remark
 from octavo.cli.tables import Table, show
 
 if TYPE_CHECKING:
-    from octavo.model.weights.cache import CachedModel
+    from octavo.hub.cache import CachedModel
 
 _NAME = typer.Argument(metavar="MODEL", help="Alias, or hub id (org/name) with :file.gguf behind it if need be.")
 
@@ -22,7 +22,7 @@ def pull(
     revision: Annotated[str | None, typer.Option(metavar="TEXT", help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
     """Fetch a model into the cache. Prints where it is."""
-    from octavo.model.weights.hub import resolve_model
+    from octavo.hub.resolve import resolve_model
 
     print(resolve_model(name, progress=True, revision=revision).path)
 
@@ -31,8 +31,8 @@ def list_all(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the models in the cache."""
-    from octavo.model.weights.cache import cache_root
-    from octavo.model.weights.hub import ALIASES, list_models
+    from octavo.hub.cache import cache_root
+    from octavo.hub.resolve import ALIASES, list_models
 
     held = list_models()
     if as_json:
@@ -58,7 +58,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a model from the cache."""
-    from octavo.model.weights.hub import held_model, remove_model
+    from octavo.hub.resolve import held_model, remove_model
 
     model = held_model(name)
     if not yes:

@@ -11,27 +11,30 @@ from contextlib import contextmanager
 from types import FrameType
 
 from octavo.core.output import RequestOutput
+from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 from octavo.engine.requests import make_requests
 
 _ids = itertools.count()
 
 
 def stream(
-    engine: LoadedEngine, prompt_token_ids: Sequence[int], sampling: SamplingParams, stop: threading.Event | None = None
+    engine: Engine, prompt_token_ids: Sequence[int], sampling: SamplingParams, stop: threading.Event | None = None
 ) -> Iterator[RequestOutput]:
     """What is new after each step, until the request ends. Setting ``stop`` ends it with reason "abort".
 
     Raises InvalidRequest or PromptTooLong, before anything runs, if the model cannot serve it.
     """
     [request] = make_requests(
-        engine.config, prompt_token_ids, sampling, request_id=f"cli-{next(_ids)}", arrival_s=time.monotonic()
+        engine.config,
+        Submission(request_id=f"cli-{next(_ids)}", prompt_token_ids=prompt_token_ids, sampling=sampling),
+        arrival_s=time.monotonic(),
     )
     engine.submit([request])
     try:
-        while engine.core.has_unfinished:
-            yield from engine.advance()
+        while engine.has_unfinished:
+            yield from engine.step()
             if stop is not None and stop.is_set():
                 yield from engine.abort(request.request_id)
     finally:

@@ -12,6 +12,26 @@ from octavo.core.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "abort", "error"]
 #: Why a draw gave no token: numbers that nobody should trust, or masks of the request that leave nothing.
 DrawFailure = Literal["not_finite", "no_token_left"]
+#: Why a chunk is as long as it is; of a budget, why it is no larger.
+ChunkReason = Literal[
+    "decode",
+    "last piece",  # all that was left
+    "budget",  # max_num_batched_tokens, or the fixed sizer's chunk_size
+    "memory",
+    "target_itl",
+    "queue depth",  # that, less what a deep queue leaves to decodes
+    "max_prefill_wait_s",  # that, more since somebody has waited for long
+    "max_step",  # a second, with nobody decoding
+    "no decodes",
+    "ramp",  # no further than what has been measured
+    "floor",  # one block, however long it takes
+]
+#: Why a waiting request is not admitted. The first two wait for a running sequence.
+WaitReason = Literal["shared_prefix_in_flight", "fork_parent", "memory", "budget", "max_num_seqs"]
+#: Why a lookup in the prefix tree ended where it did.
+MissReason = Literal[
+    "end of prompt", "diverged", "evicted", "in flight", "never seen", "forked", "prompt logprobs", "off"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -23,7 +43,7 @@ class DrawRule:
     """
 
     params: SamplingParams
-    stream: int  # Request.stream, 64 bits
+    random_stream: int  # Request.random_stream, 64 bits
     history: Sequence[int] = ()  # all known tokens, growing, if params.needs_history
     prompt_len: int = 0
     banned_token_ids: tuple[int, ...] = ()  # stop tokens while fewer than min_tokens are out
@@ -47,12 +67,17 @@ class ScheduledChunk:
     token_ids: Sequence[int]  # of the positions to run
     block_ids: Sequence[int]  # buffer of int32; the block table's head, covers all of [0, end); valid until apply()
     draw: DrawRule | None = None  # set only if the chunk reaches the last known token and a token is wanted
-    reason: str = "decode"  # why this length: "decode", "budget", "target_itl", "memory", "last piece", ...
+    reason: ChunkReason = "decode"
     want_logprobs: WantedLogprobs | None = None
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it runs the one token that its sequence drew last."""
+        return self.reason == "decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +85,7 @@ class BudgetFacts:
     """How the prefill budget of a step came to be."""
 
     tokens: int  # prefill tokens allowed
-    reason: str
+    reason: ChunkReason
     predicted_s: float | None = None  # predicted length of the step, when a cost model has one
     target_s: float | None = None
 
@@ -71,7 +96,7 @@ class Admission:
 
     request_id: str
     cached_tokens: int  # positions whose KV the prefix tree (or a fork's parent) gave
-    miss_reason: str  # why the lookup ended: "end of prompt", "diverged", "evicted", "in flight", "never seen", ...
+    miss_reason: MissReason
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -83,7 +108,7 @@ class StepPlan:
     chunks: tuple[ScheduledChunk, ...]
     admitted: tuple[Admission, ...] = ()
     preempted: tuple[str, ...] = ()
-    waiting_for: Mapping[str, str] = field(default_factory=dict)  # waiting request -> why it was not admitted
+    waiting_for: Mapping[str, WaitReason] = field(default_factory=dict)  # waiting request -> why it was not admitted
     evicted: int = 0  # cached blocks that lost their content to this step
     budget: BudgetFacts | None = None
     block_copies: tuple[tuple[int, int, int], ...] = ()  # (src, dst, num_tokens), run before any KV write of the step

@@ -1,15 +1,41 @@
-"""One sequence that somebody asked for."""
+"""What somebody asks for, and the sequences that come of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownOutput:
+    """How far an answer has come elsewhere, from where it goes on: with the same seed as if it had never been away."""
+
+    token_ids: tuple[int, ...]  # that its reader has been told
+    num_chars: int  # of its text, that its reader has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One prompt and how it is to go on, as a caller asks for it: nothing is checked yet.
+
+    It goes whole from the API and the command line to ``engine/requests.py``, which makes n Requests of it.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams
+    n: int = 1  # choices
+    priority: int = 0  # lower runs first, as in vLLM
+    client: str = ""  # whose share it counts against ("fair") and whose requests it may see
+    cache_salt: bytes = b""  # isolates the prefix cache: equal prompts share KV only under an equal salt
+    known_output: tuple[KnownOutput, ...] = ()  # of each choice; (): nothing is known of any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A validated request, as the scheduler sees it. ``n > 1`` becomes n of these.
+    """A validated request, as the scheduler sees it. ``n > 1`` becomes n of these. Fields are as in ``Submission``.
 
     The engine makes it at submission: ``sampling.max_tokens`` is resolved (never None), token ids are inside the
     vocabulary, ``seed`` is given or was drawn from the OS, so that preemption and replay repeat it.
@@ -22,15 +48,16 @@ class Request:
     stop_token_ids: frozenset[int]  # resolved: sampling.stop_token_ids, and the model's EOS ids unless ignore_eos
     seed: int  # 64 bits, unsigned
     arrival_s: float  # monotonic clock
-    priority: int = 0  # lower runs first, as in vLLM
-    client: str = ""  # whose share it counts against ("fair") and whose requests it may see
-    cache_salt: bytes = b""  # isolates the prefix cache: equal prompts share KV only under an equal salt
+    priority: int = 0
+    client: str = ""
+    cache_salt: bytes = b""
+    known_output: KnownOutput | None = None
     choice_index: int = 0
     fork_of: str | None = None  # request_id of the sibling whose prompt KV it shares
 
     @property
-    def stream(self) -> int:
-        """Random stream of this sequence, 64 bits: a hash of (seed, choice index)."""
+    def random_stream(self) -> int:
+        """Of this sequence, 64 bits: a hash of (seed, choice index)."""
         return mix64(mix64(self.seed) + self.choice_index)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from octavo.core.errors import InvalidRequest
 from octavo.core.limits import (
@@ -25,6 +25,51 @@ class AscendingIds(tuple[int, ...]):
     __slots__ = ()
 
 
+Stage = Literal["masks", "penalties", "shape", "draw", "stopping", "reports"]
+
+
+class Range(NamedTuple):
+    """What a number may be."""
+
+    holds: Callable[[float], bool]
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What there is to know of a field besides its name, type and default."""
+
+    stage: Stage
+    doc: str
+    range: Range | None = None  # None: no number
+    in_http: bool = True  # under the same name; else an endpoint has its own way to say it
+
+
+def between(low: float, high: float) -> Range:
+    """Both included."""
+    return Range(lambda value: low <= value <= high, f"from {low:g} to {high:g}")
+
+
+def above(low: float, high: float) -> Range:
+    """``low`` left out."""
+    return Range(lambda value: low < value <= high, f"above {low:g}, at most {high:g}")
+
+
+def whole(low: int, high: int, *, named: str | None = None, note: str = "") -> Range:
+    """Both included. named: ``low`` with what it means; note: what another value means."""
+    holds = lambda value: isinstance(value, int) and low <= value <= high  # noqa: E731
+    return Range(holds, f"a whole number from {named or low} to {high}{note}")
+
+
+def _at(stage: Stage, default: Any, doc: str, range_: Range | None = None, *, in_http: bool = True) -> Any:
+    """A field of the dataclass; its type is in its annotation."""
+    return field(default=default, metadata={"stated": Stated(stage, doc, range_, in_http)})
+
+
+_LARGE = 2**31 - 1
+_LAST_N = whole(-1, _LARGE, named="-1 (all)", note="; 0 is off")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class SamplingParams:
     """The parameters of one draw, in the order in which they act, then those of stopping.
@@ -33,40 +78,41 @@ class SamplingParams:
     top-k, typical, top-p, min-p, XTC, draw. ``temperature == 0`` takes the arg-max after the penalties.
     A value that switches a stage off is its default. Out-of-range values raise ``InvalidRequest`` naming the field.
     Where a tuple is wanted a list will do, for ``stop`` one string, for ``logit_bias`` a mapping.
+
+    Each field is stated here alone: the HTTP schemas, docs/sampling.md and the copy between them come from this.
     """
 
-    # masks: act on the raw logits
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit), -100..100
-    allowed_token_ids: tuple[int, ...] | None = None  # None: all
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must never be completed
-    # penalties over the tokens known so far
-    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of prompt and output tokens
-    presence_penalty: float = 0.0  # subtracted once per distinct output token
-    frequency_penalty: float = 0.0  # subtracted per occurrence in the output
-    dry_multiplier: float = 0.0  # DRY: multiplier * base ** (match_length - allowed_length)
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1  # tokens looked back over; -1: all, 0: off
-    dry_sequence_breaker_ids: tuple[int, ...] = ()  # tokens that a repeat never reaches across; kept in ascending order
-    # shape
-    temperature: float = 1.0
-    top_k: int = 0  # 0: off
-    typical_p: float = 1.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    seed: int | None = None  # None or -1: drawn from the OS at submission and kept
-    # stopping
-    max_tokens: int | None = None  # None: what is left of the context
-    min_tokens: int = 0  # stop tokens are masked before this many
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    # reports
-    logprobs: int | None = None  # None: none; k: the drawn token's and the k likeliest, natural log
-    prompt_logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = _at("masks", (), "Token id to what is added to its logit, -100 to 100.")
+    allowed_token_ids: tuple[int, ...] | None = _at("masks", None, "The only tokens that may be drawn.")
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = _at("masks", (), "Sequences never completed.", in_http=False)
+    repetition_penalty: float = _at("penalties", 1.0, "Divides logits above 0, multiplies others.", above(0, 100))
+    presence_penalty: float = _at("penalties", 0.0, "Subtracted from tokens that the output has.", between(-2, 2))
+    frequency_penalty: float = _at("penalties", 0.0, "Subtracted for each time that it has it.", between(-2, 2))
+    dry_multiplier: float = _at("penalties", 0.0, "DRY: subtracts this * base ** (repeat - allowed).", between(0, 100))
+    dry_base: float = _at("penalties", 1.75, "DRY.", between(1, 10))
+    dry_allowed_length: int = _at("penalties", 2, "DRY: repeats up to this length are free.", whole(1, 1024))
+    dry_penalty_last_n: int = _at("penalties", -1, "DRY: tokens looked back over.", _LAST_N)
+    dry_sequence_breaker_ids: tuple[int, ...] = _at("penalties", (), "DRY: no repeat reaches across.", in_http=False)
+    temperature: float = _at("shape", 1.0, "Divides the logits; 0 takes the likeliest token.", between(0, 100))
+    top_k: int = _at("shape", 0, "Only so many of the likeliest tokens.", whole(0, _LARGE, named="0 (off)"))
+    typical_p: float = _at("shape", 1.0, "Only the most typical tokens, up to this mass.", above(0, 1))
+    top_p: float = _at("shape", 1.0, "Only the likeliest tokens, up to this mass.", above(0, 1))
+    min_p: float = _at("shape", 0.0, "Only tokens at least this likely, the likeliest being 1.", between(0, 1))
+    xtc_probability: float = _at("shape", 0.0, "XTC: how often all above the threshold but the last go.", between(0, 1))
+    xtc_threshold: float = _at("shape", 0.1, "XTC.", between(0, 1))
+    seed: int | None = _at("draw", None, "None, -1: a new one each time, kept.", whole(-(2**63), 2**64 - 1))
+    max_tokens: int | None = _at("stopping", None, "None: what the context leaves.", whole(0, _LARGE), in_http=False)
+    min_tokens: int = _at("stopping", 0, "Before so many, nothing but the context ends it.", whole(0, _LARGE))
+    stop: tuple[str, ...] = _at("stopping", (), "Texts that end the answer, and are not part of it.")
+    stop_token_ids: tuple[int, ...] = _at("stopping", (), "Tokens that end the answer, besides the model's own.")
+    include_stop_str_in_output: bool = _at("stopping", False, "Leave the text that ended the answer in it.")
+    ignore_eos: bool = _at("stopping", False, "Go on after the model's own end.")
+    logprobs: int | None = _at(
+        "reports", None, "Alternatives told of each token.", whole(0, MAX_LOGPROBS), in_http=False
+    )
+    prompt_logprobs: int | None = _at(
+        "reports", None, "The same of the prompt's.", whole(0, MAX_LOGPROBS), in_http=False
+    )
     # (lowest, highest) token id in all the lists; found once, since n choices of many prompts each ask
     _id_range: tuple[int, int] = field(default=(0, 0), init=False, repr=False, compare=False)
 
@@ -98,10 +144,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in _TUPLES:
             object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
-        for name, ok, wanted in _RANGES:
+        for name, (holds, words) in _RANGES:
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and ok(value)):
-                raise InvalidRequest(f"{name} is {value!r} but must be {wanted}", param=name)
+            if value is not None and not (_is_number(value) and holds(value)):
+                raise InvalidRequest(f"{name} is {value!r} but must be {words}", param=name)
         if self.seed == -1:  # as in vLLM and llama.cpp; other negative numbers are seeds
             object.__setattr__(self, "seed", None)
         self._check_lists()
@@ -149,6 +195,15 @@ class SamplingParams:
         breakers = self.dry_sequence_breaker_ids
         if type(breakers) is not AscendingIds:
             object.__setattr__(self, "dry_sequence_breaker_ids", AscendingIds(sorted(set(breakers))))
+        self._merge_bias()
+
+    def _merge_bias(self) -> None:
+        """What one token is given several times adds up."""
+        merged: dict[int, float] = {}
+        for token, bias in self.logit_bias:
+            merged[token] = merged.get(token, 0.0) + bias
+        if len(merged) < len(self.logit_bias):
+            object.__setattr__(self, "logit_bias", tuple(merged.items()))
 
     def _token_ids(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Every list of token ids, by the name that a caller knows."""
@@ -205,29 +260,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _whole(low: int, high: int) -> Callable[[float], bool]:
-    return lambda value: isinstance(value, int) and low <= value <= high
+def stated_fields() -> dict[str, tuple[Any, Any, Stated]]:
+    """Name -> (type, default, what else is stated), in the order in which they act."""
+    hints = get_type_hints(SamplingParams)
+    return {
+        one.name: (hints[one.name], one.default, one.metadata["stated"])
+        for one in fields(SamplingParams)
+        if "stated" in one.metadata
+    }
 
 
-_LARGE = 2**31 - 1
-_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("repetition_penalty", lambda v: 0.0 < v <= 100.0, "above 0, at most 100"),
-    ("presence_penalty", lambda v: -2.0 <= v <= 2.0, "from -2 to 2"),
-    ("frequency_penalty", lambda v: -2.0 <= v <= 2.0, "from -2 to 2"),
-    ("dry_multiplier", lambda v: 0.0 <= v <= 100.0, "from 0 to 100"),
-    ("dry_base", lambda v: 1.0 <= v <= 10.0, "from 1 to 10"),
-    ("dry_allowed_length", _whole(1, 1024), "a whole number from 1 to 1024"),
-    ("dry_penalty_last_n", _whole(-1, _LARGE), f"a whole number from -1 (all) to {_LARGE}; 0 is off"),
-    ("temperature", lambda v: 0.0 <= v <= 100.0, "from 0 to 100"),
-    ("top_k", _whole(0, _LARGE), f"a whole number from 0 (off) to {_LARGE}"),
-    ("typical_p", lambda v: 0.0 < v <= 1.0, "above 0, at most 1"),
-    ("top_p", lambda v: 0.0 < v <= 1.0, "above 0, at most 1"),
-    ("min_p", lambda v: 0.0 <= v <= 1.0, "from 0 to 1"),
-    ("xtc_probability", lambda v: 0.0 <= v <= 1.0, "from 0 to 1"),
-    ("xtc_threshold", lambda v: 0.0 <= v <= 1.0, "from 0 to 1"),
-    ("seed", _whole(-(2**63), 2**64 - 1), "a whole number of 64 bits"),
-    ("max_tokens", _whole(0, _LARGE), f"a whole number from 0 to {_LARGE}"),
-    ("min_tokens", _whole(0, _LARGE), f"a whole number from 0 to {_LARGE}"),
-    ("logprobs", _whole(0, MAX_LOGPROBS), f"a whole number from 0 to {MAX_LOGPROBS}"),
-    ("prompt_logprobs", _whole(0, MAX_LOGPROBS), f"a whole number from 0 to {MAX_LOGPROBS}"),
+_RANGES: tuple[tuple[str, Range], ...] = tuple(
+    (name, stated.range) for name, (_, _, stated) in stated_fields().items() if stated.range is not None
 )

@@ -20,14 +20,16 @@ from typing import Any, Literal, TypeVar
 from octavo.core.config import EngineConfig, ResolvedConfig
 from octavo.core.errors import EngineUnavailable, InvalidRequest, QueueFull, RequestFailed
 from octavo.core.output import RequestOutput
-from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.request import Request, Submission
 from octavo.core.steps import Steps
-from octavo.engine.load import LoadedEngine, load_engine
+from octavo.engine.engine import Engine
+from octavo.engine.inspection import LifecycleSnapshot, StatsSnapshot, prefix_cache, take_lifecycle, take_stats
+from octavo.engine.load import load_engine
 from octavo.engine.request_stream import RequestStream, Unread
 from octavo.engine.requests import make_requests
-from octavo.engine.text_workers import TextWorkers
+from octavo.observability.trace import StepRecord
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.workers import TextWorkers
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,16 +49,16 @@ INBOX_S = 0.001
 class AsyncEngine:
     """Loads a model and serves it to one event loop. ``start`` it, ``submit`` to it, ``stop`` it."""
 
-    def __init__(self, wish: EngineConfig, *, load: Callable[[EngineConfig], LoadedEngine] = load_engine) -> None:
+    def __init__(self, wish: EngineConfig, *, load: Callable[[EngineConfig], Engine] = load_engine) -> None:
         self.state: State = "loading"
         self.dead_reason: str | None = None
         self._wish = wish
         self._load = load
-        self._loaded: LoadedEngine | None = None
+        self._loaded: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._inbox: deque[Callable[[LoadedEngine], None]] = deque()
-        self._questions: deque[Callable[[LoadedEngine], None]] = deque()  # inspections
+        self._inbox: deque[Callable[[Engine], None]] = deque()
+        self._questions: deque[Callable[[Engine], None]] = deque()  # inspections
         self._wake = threading.Event()
         self._stopping = False
         self._streams: dict[str, RequestStream] = {}  # by request_id of each sequence
@@ -70,7 +72,7 @@ class AsyncEngine:
     # what it is
 
     @property
-    def loaded(self) -> LoadedEngine:
+    def loaded(self) -> Engine:
         """The loaded parts; raises EngineUnavailable before that. Engine state itself: only inside ``inspect``."""
         if self._loaded is None:
             raise EngineUnavailable("the model is still loading; try again in a moment")
@@ -171,17 +173,7 @@ class AsyncEngine:
         size = sum(len(message.get("content") or "") for message in messages)
         return await self.text_workers.run(steps, client=client, size=size)
 
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        request_id: str,
-        n: int = 1,
-        priority: int = 0,
-        client: str = "",
-        cache_salt: bytes = b"",
-    ) -> RequestStream:
+    def submit(self, submission: Submission) -> RequestStream:
         """Queue a request and return its stream.
 
         Raises before anything is queued: InvalidRequest, PromptTooLong, QueueFull, EngineUnavailable.
@@ -189,20 +181,10 @@ class AsyncEngine:
         if self.state != "ready":
             why = f": {self.dead_reason}" if self.state == "dead" else ""
             raise EngineUnavailable(f"the engine is {self.state}{why}")
-        requests = make_requests(
-            self.config,
-            prompt_token_ids,
-            sampling,
-            request_id=request_id,
-            arrival_s=time.monotonic(),
-            n=n,
-            priority=priority,
-            client=client,
-            cache_salt=cache_salt,
-        )
+        requests = make_requests(self.config, submission, arrival_s=time.monotonic())
         # Streams beyond max_num_seqs cannot be running, so they are waiting.
         limit = self.config.max_num_seqs + self.config.wish.max_queue
-        if len(self._streams) + n > limit:
+        if len(self._streams) + submission.n > limit:
             raise QueueFull(f"{len(self._streams)} sequences are in the engine; the limit is {limit}; retry later")
         for request in requests:
             if request.request_id in self._streams:
@@ -214,7 +196,25 @@ class AsyncEngine:
         self._post(lambda engine: self._queue(engine, requests, stream))
         return stream
 
-    async def inspect(self, fn: Callable[[LoadedEngine], T]) -> T:
+    # questions, each answered between two steps with data that does not change any more
+
+    async def stats(self) -> StatsSnapshot:
+        """Latencies, throughput, load and cache use at this moment."""
+        return await self.inspect(take_stats)
+
+    async def prefix_cache(self) -> dict[str, Any]:
+        """The prefix tree in figures."""
+        return await self.inspect(prefix_cache)
+
+    async def lifecycle(self, request_id: str) -> LifecycleSnapshot | None:
+        """One live or recently ended request; None if it is not known (any more)."""
+        return await self.inspect(lambda engine: take_lifecycle(engine, request_id))
+
+    async def steps(self, *, since: int = -1, limit: int | None = None) -> list[StepRecord]:
+        """Steps with an id above ``since``, oldest first, the newest ``limit`` of them."""
+        return await self.inspect(lambda engine: engine.tracer.steps(since, limit))
+
+    async def inspect(self, fn: Callable[[Engine], T]) -> T:
         """Run ``fn`` on the engine thread between two steps and return what it returns.
 
         It should take under 1 ms. Between two steps comes one at most; the others wait.
@@ -225,7 +225,7 @@ class AsyncEngine:
         self._inspections.add(future)
         future.add_done_callback(self._inspections.discard)
 
-        def call(engine: LoadedEngine) -> None:
+        def call(engine: Engine) -> None:
             if future.done():
                 return  # nobody waits for it any more
             try:
@@ -241,7 +241,7 @@ class AsyncEngine:
 
     # the loop's side
 
-    def _post(self, command: Callable[[LoadedEngine], None]) -> None:
+    def _post(self, command: Callable[[Engine], None]) -> None:
         self._inbox.append(command)
         self._wake.set()
 
@@ -259,7 +259,7 @@ class AsyncEngine:
         for stream in set(self._streams.values()):
             self._fail(stream, error)
 
-    def _listen_for_steps(self, loaded: LoadedEngine) -> None:
+    def _listen_for_steps(self, loaded: Engine) -> None:
         """Have each step's kernels ring when they begin, to deliver the outputs of the step before.
 
         Delivering is Python, and so are the plan and the batch that the engine prepares between two steps. Side by side
@@ -315,7 +315,7 @@ class AsyncEngine:
 
     # the engine's side
 
-    def _run(self, engine: LoadedEngine) -> None:
+    def _run(self, engine: Engine) -> None:
         """The engine thread. What raises ends requests; the thread only if that raises too, or if it goes on and on."""
         failures = 0  # one after the other
         try:
@@ -334,29 +334,29 @@ class AsyncEngine:
             logger.exception("the engine thread died")
             self._tell(self._die, f"{type(error).__name__}: {error}")
 
-    def _turn(self, engine: LoadedEngine) -> None:
+    def _turn(self, engine: Engine) -> None:
         """Inbox, one inspection, one step; sleeps when there is nothing to do."""
         assert self._loop is not None
         self._wake.clear()
         self._empty_inbox(engine)
         if self._questions:
             self._questions.popleft()(engine)
-        if engine.core.has_unfinished:
-            outputs = engine.advance()
+        if engine.has_unfinished:
+            outputs = engine.step()
             late = bool(self._outbox)  # no kernels have rung meanwhile, or the loop was busy
             if outputs:
                 self._outbox.append(outputs)
-            ringing = self._notify_fds is not None and engine.core.has_unfinished
+            ringing = self._notify_fds is not None and engine.has_unfinished
             if self._outbox and (late or not ringing):
                 self._loop.call_soon_threadsafe(self._empty_outbox)
             return
         if self._outbox:  # the step that would have rung is not coming: its requests were aborted
             self._loop.call_soon_threadsafe(self._empty_outbox)
         if not self._inbox and not self._questions and not self._wake.wait(IDLE_CHECK_S):
-            engine.core.idle()
+            engine.idle()
             self._wake.wait()
 
-    def _empty_inbox(self, engine: LoadedEngine) -> None:
+    def _empty_inbox(self, engine: Engine) -> None:
         """Do what has been asked, in order, for ``INBOX_S`` at most: a thousand sequences come over several steps."""
         if not self._inbox:  # nearly always
             return
@@ -366,7 +366,7 @@ class AsyncEngine:
             if time.thread_time() >= until:
                 break
 
-    def _queue(self, engine: LoadedEngine, requests: Sequence[Request], stream: RequestStream) -> None:
+    def _queue(self, engine: Engine, requests: Sequence[Request], stream: RequestStream) -> None:
         """Hand a call over to the engine; if that raises, the call has failed."""
         try:
             engine.submit(requests)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.output import Timings
-from octavo.engine.load import LoadedEngine
+from octavo.engine.engine import Engine
 from octavo.memory.kv_cache_manager import CacheStats
 from octavo.observability.metrics import MetricsSnapshot
 from octavo.observability.trace import StepRecord, TraceSnapshot
@@ -57,20 +57,19 @@ class StatsSnapshot:
         }
 
 
-def take_stats(engine: LoadedEngine) -> StatsSnapshot:
+def take_stats(engine: Engine) -> StatsSnapshot:
     """On the engine thread."""
-    core = engine.core
     return StatsSnapshot(
-        metrics=core.tracer.metrics.snapshot(core.clock()),
-        cache=core.scheduler.manager.stats(),
-        num_running=core.scheduler.num_running,
-        num_waiting=core.scheduler.num_waiting,
+        metrics=engine.tracer.metrics.snapshot(engine.clock()),
+        cache=engine.scheduler.manager.stats(),
+        num_running=engine.scheduler.num_running,
+        num_waiting=engine.scheduler.num_waiting,
     )
 
 
-def prefix_cache(engine: LoadedEngine) -> dict[str, Any]:
+def prefix_cache(engine: Engine) -> dict[str, Any]:
     """The prefix tree in figures, on the engine thread. ``hit_rate`` is by tokens: reused over looked up."""
-    cache = engine.core.scheduler.manager.stats()
+    cache = engine.scheduler.manager.stats()
     return {
         "depth": cache.depth,
         "nodes": cache.nodes,
@@ -119,9 +118,9 @@ class LifecycleSnapshot:
         return {"request_id": self.request_id, "events": events, "summary": summary}
 
 
-def take_lifecycle(engine: LoadedEngine, request_id: str) -> LifecycleSnapshot | None:
+def take_lifecycle(engine: Engine, request_id: str) -> LifecycleSnapshot | None:
     """On the engine thread; None if the request is not known (any more)."""
-    trace = engine.core.tracer.request(request_id)
+    trace = engine.tracer.request(request_id)
     if trace is None:
         return None
     num_tokens = trace.num_output_tokens
@@ -132,7 +131,7 @@ def take_lifecycle(engine: LoadedEngine, request_id: str) -> LifecycleSnapshot |
         num_prompt_tokens=trace.num_prompt_tokens,
         cached_tokens=trace.cached_tokens,
         num_output_tokens=num_tokens,
-        timings=trace.timings(engine.core.clock(), num_tokens),
+        timings=trace.timings(engine.clock(), num_tokens),
         has_ended=trace.ended_s is not None,
     )
 

@@ -5,110 +5,35 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from octavo._version import __version__
 from octavo.core.config import EngineConfig, ResolvedConfig
-from octavo.core.errors import ConfigError, InvalidRequest, ModelFileError
-from octavo.core.output import RequestOutput
-from octavo.core.request import Request
-from octavo.engine.engine_core import EngineCore
-from octavo.engine.machine import probe_machine
+from octavo.core.errors import ConfigError, ModelFileError
+from octavo.engine.engine import Engine
 from octavo.engine.model_runner import ModelRunner
-from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.resolve_config import check_context, check_weights_fit, free_beside, size_pool
+from octavo.hub.resolve import resolve_model
 from octavo.kernels.base import KVCacheLayout
+from octavo.kernels.machine import probe_machine
 from octavo.kernels.select import create_backend
 from octavo.model import decoder
-from octavo.model.weights.base import WeightSource
-from octavo.model.weights.dummy import DummyWeights, open_dummy
-from octavo.model.weights.gguf import GGUFWeights
-from octavo.model.weights.hub import resolve_model
-from octavo.model.weights.loader import check_complete, open_weights
-from octavo.model.weights.messages import plain
+from octavo.model.dummy import DummyWeights, open_dummy
+from octavo.model.gguf_model import GGUFWeights
+from octavo.model.open_model import check_complete, open_weights
+from octavo.model.weight_source import WeightSource
 from octavo.observability.metrics import Metrics
 from octavo.observability.trace import Tracer
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.dummy_vocabulary import dummy_vocabulary
 from octavo.text.tokenizer import Tokenizer
+from octavo.weights.messages import plain
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedEngine:
-    """Everything that serves one model. The thread that steps ``core`` owns ``core`` and ``processor``."""
-
-    config: ResolvedConfig
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None  # None: there is none, or none that compiles; config.chat_template says which
-    core: EngineCore
-    processor: OutputProcessor
-    runner: ModelRunner
-    load_s: float
-
-    def require_chat_template(self) -> ChatTemplate:
-        """The chat template. Raises InvalidRequest with the reason if a chat cannot be rendered."""
-        if self.chat_template is None:
-            raise InvalidRequest(
-                f"{self.config.model_name} cannot chat: its chat template is {self.config.chat_template}; "
-                "complete texts (/v1/completions, generate()), or give one with --chat-template",
-                param="messages",
-            )
-        return self.chat_template
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Queue the sequences of one call. If that raises, none of them is queued."""
-        queued: list[Request] = []
-        try:
-            for request in requests:
-                self.processor.add(request)
-                self.core.add(request)
-                queued.append(request)
-        except BaseException:
-            for request in requests[: len(queued) + 1]:
-                self.processor.discard(request.request_id)
-            for request in queued:
-                self.core.finish(request.request_id, "error")
-            raise
-
-    def advance(self) -> list[RequestOutput]:
-        """One step: run it, turn its events into outputs, end what a stop string has ended."""
-        events = self.core.step()
-        try:
-            outputs, endings = self.processor.process(events)
-        except Exception as error:
-            logger.exception("the text of a step could not be made; its requests end with it")
-            outputs, endings = self.processor.fail(events, f"{type(error).__name__}: {error}")
-        for ending in endings:
-            self.core.end_by_text(ending.request_id, ending.reason, ending.stop)
-        return outputs
-
-    def abort(self, request_id: str) -> list[RequestOutput]:
-        """End a sequence that is not wanted any more; its blocks come back at once. [] if it has ended already."""
-        event = self.core.finish(request_id, "abort")
-        try:
-            return self.processor.process([event])[0] if event is not None else []
-        except Exception:
-            logger.exception("the last text of request %s could not be made", request_id)
-            return []
-        finally:
-            self.processor.discard(request_id)  # after an interrupted step it may have ended without an output
-
-    def end_all(self) -> None:
-        """Forget every request, after an error that could not be laid to some of them."""
-        self.core.end_all()
-        self.processor.clear()
-
-    def close(self) -> None:
-        """Release threads and memory; nothing may run afterwards."""
-        self.runner.close()
-
-
-def load_engine(wish: EngineConfig) -> LoadedEngine:
+def load_engine(wish: EngineConfig) -> Engine:
     """Load the model, size the pool, warm up. Raises ConfigError, ModelFileError or DownloadError."""
     started = time.perf_counter()
     found = resolve_model(wish.model)
@@ -162,15 +87,13 @@ def load_engine(wish: EngineConfig) -> LoadedEngine:
     runner.warm_up(wish.max_num_batched_tokens)
     tracer = Tracer(Metrics(), max_steps=wish.trace_steps)
     scheduler = Scheduler.from_config(wish, num_blocks=pool.num_blocks, max_model_len=pool.max_model_len)
-    core = EngineCore(scheduler, runner, tracer)
-
-    return LoadedEngine(
+    return Engine(
         config=config,
         tokenizer=tokenizer,
         chat_template=chat_template,
-        core=core,
-        processor=OutputProcessor(tokenizer, core.facts),
+        scheduler=scheduler,
         runner=runner,
+        tracer=tracer,
         load_s=time.perf_counter() - started,
     )
 

@@ -104,7 +104,7 @@ class ModelRunner:
             context_lens=[num_tokens],
             block_tables=[[0]],
         )
-        self._backend.run(step, [DrawRule(params=SamplingParams(temperature=0.0), stream=0)])
+        self._backend.run(step, [DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)])
 
     def close(self) -> None:
         self._backend.close()

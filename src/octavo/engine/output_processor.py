@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
-from octavo.core.output import RequestOutput, Timings, Usage
+from octavo.core.errors import InvalidRequest
+from octavo.core.output import RequestOutput, Usage
 from octavo.core.plan import FinishReason, SampledToken, TokenEvent
-from octavo.core.request import Request
+from octavo.core.request import KnownOutput, Request
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.stop_matcher import StopMatcher, StopStrings
 from octavo.text.tokenizer import Tokenizer
@@ -49,6 +50,8 @@ class _SequenceText:
         "released_chars",
         "request",
         "request_id",
+        "skip_chars",
+        "unsent",
         "wants_logprobs",
     )
 
@@ -65,11 +68,27 @@ class _SequenceText:
         self.released_chars = 0
         self.num_tokens = 0  # tokens drawn, also those that a stop string cut
         self.prompt_logprobs: list[SampledToken] = []  # not told yet
+        self.unsent = ""  # text of tokens that were drawn elsewhere
+        self.skip_chars = 0  # of the text to come, sent elsewhere
+        if request.known_output is not None:
+            self._catch_up(request.known_output)
+
+    def _catch_up(self, known: KnownOutput) -> None:
+        """Be where the text of these tokens ends. Raises InvalidRequest if it ends the answer."""
+        text = ""
+        for token_id in known.token_ids:
+            released, _, stop = self.push(SampledToken(token_id=token_id), is_text=True)
+            text += released
+            if stop is not None:
+                raise InvalidRequest(f"known_output holds the stop string {stop!r}: the answer is whole")
+        self.held.clear()  # told, though their text is not whole
+        self.unsent = text[known.num_chars :]
+        self.skip_chars = max(0, known.num_chars - len(text))
 
     @property
     def flows(self) -> bool:
         """Whether the next token can only be kept from going out at once by its own unfinished character."""
-        return self.matcher is None and not self.held and not self.prompt_logprobs
+        return not (self.matcher or self.held or self.prompt_logprobs or self.unsent or self.skip_chars)
 
     def pass_on(self, token: SampledToken) -> RequestOutput | None:
         """``push`` and ``output`` in one, for a token of text while all ``flows``: most tokens, and twice as fast."""
@@ -117,8 +136,17 @@ class _SequenceText:
             of_prompt, self.prompt_logprobs = tuple(self.prompt_logprobs), []
         ids = (tokens[0].token_id,) if len(tokens) == 1 else tuple([token.token_id for token in tokens])
         logprobs = tuple(tokens) if self.wants_logprobs else None
+        if self.unsent or self.skip_chars:
+            text = self._not_sent(text)
         # without keywords: see hot_record
         return RequestOutput(self.request_id, self.choice_index, text, ids, logprobs, of_prompt)
+
+    def _not_sent(self, text: str) -> str:
+        """What of the text that may go out now has not been sent elsewhere."""
+        skipped = min(self.skip_chars, len(text))
+        self.skip_chars -= skipped
+        text, self.unsent = self.unsent + text[skipped:], ""
+        return text
 
     def _take(self, *, cut: bool, everything: bool = False) -> list[SampledToken]:
         """Tokens that go out now: those whose characters all are out; at a cut, those that start before it."""
@@ -135,12 +163,13 @@ class _SequenceText:
 
 
 class OutputProcessor:
-    """Turns each step's TokenEvents into RequestOutputs. One per engine, one writer: the stepping thread."""
+    """Turns each step's TokenEvents into RequestOutputs. One per engine, one writer: the stepping thread.
 
-    def __init__(self, tokenizer: Tokenizer, facts: Callable[[str, int], tuple[int, Timings | None]]) -> None:
-        """facts: (request_id, output tokens) -> (cached prompt tokens, timings), asked when a sequence ends."""
+    What it does not know, cached tokens and durations, the engine adds to the last output of a request.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._facts = facts
         self._sequences: dict[str, _SequenceText] = {}
         # by the strings; an entry lives as long as a sequence uses it
         self._stops: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary()
@@ -242,11 +271,8 @@ class OutputProcessor:
     ) -> RequestOutput:
         request = sequence.request
         self.discard(request.request_id)
-        cached_tokens, timings = self._facts(request.request_id, sequence.num_tokens)
         usage = Usage(
-            prompt_tokens=len(request.prompt_token_ids),
-            completion_tokens=sequence.num_tokens,
-            cached_tokens=cached_tokens,
+            prompt_tokens=len(request.prompt_token_ids), completion_tokens=sequence.num_tokens, cached_tokens=0
         )
         output = sequence.output(text, tokens)
-        return replace(output, finish_reason=finish, stop_reason=stop_reason, usage=usage, timings=timings)
+        return replace(output, finish_reason=finish, stop_reason=stop_reason, usage=usage)

@@ -11,28 +11,18 @@ from functools import lru_cache
 from octavo.core.config import ResolvedConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
 from octavo.core.limits import MAX_N
-from octavo.core.request import Request
+from octavo.core.request import Request, Submission
 from octavo.core.sampling_params import SamplingParams
 
 
-def make_requests(
-    config: ResolvedConfig,
-    prompt_token_ids: Sequence[int],
-    sampling: SamplingParams,
-    *,
-    request_id: str,
-    arrival_s: float,
-    n: int = 1,
-    priority: int = 0,
-    client: str = "",
-    cache_salt: bytes = b"",
-) -> list[Request]:
+def make_requests(config: ResolvedConfig, submission: Submission, *, arrival_s: float) -> list[Request]:
     """The n sequences of one call; all but the first are forks of the first.
 
     Raises InvalidRequest or PromptTooLong if the model cannot serve it as written. Without ``max_tokens`` the output
     may take what is left of the context; without ``seed`` one is drawn from the OS and kept.
     """
-    prompt = _checked_prompt(config, prompt_token_ids)
+    sampling, n, priority = submission.sampling, submission.n, submission.priority
+    prompt = _checked_prompt(config, submission.prompt_token_ids)
     sampling.check_token_ids(config.vocab_size)
     if not 1 <= n <= MAX_N:
         raise InvalidRequest(f"n is {n} but must be from 1 to {MAX_N}", param="n")
@@ -53,6 +43,7 @@ def make_requests(
             f"min_tokens is {sampling.min_tokens} but only {max_tokens} tokens may follow the prompt",
             param="min_tokens",
         )
+    _check_known_output(config, submission, max_tokens)
     stops = _stop_ids(sampling.stop_token_ids, frozenset() if sampling.ignore_eos else config.eos_token_ids)
     _check_masks(sampling, stops)
     # one record for all of them: what follows from it is worked out once
@@ -60,7 +51,7 @@ def make_requests(
     seed = (sampling.seed if sampling.seed is not None else secrets.randbits(64)) & (2**64 - 1)
     return [
         Request(
-            request_id=request_id if index == 0 else f"{request_id}#{index}",
+            request_id=submission.request_id if index == 0 else f"{submission.request_id}#{index}",
             prompt_token_ids=prompt,
             sampling=sampling if index == 0 else of_forks,
             max_tokens=max_tokens,
@@ -68,13 +59,36 @@ def make_requests(
             seed=seed,
             arrival_s=arrival_s,
             priority=priority,
-            client=client,
-            cache_salt=cache_salt,
+            client=submission.client,
+            cache_salt=submission.cache_salt,
+            known_output=submission.known_output[index] if submission.known_output else None,
             choice_index=index,
-            fork_of=None if index == 0 else request_id,
+            fork_of=None if index == 0 else submission.request_id,
         )
         for index in range(n)
     ]
+
+
+def _check_known_output(config: ResolvedConfig, submission: Submission, max_tokens: int) -> None:
+    known = submission.known_output
+    if not known:
+        return
+    if len(known) != submission.n:
+        raise InvalidRequest(f"known_output is of {len(known)} choices but n is {submission.n}", param="known_output")
+    if submission.sampling.seed is None:
+        raise InvalidRequest("known_output needs the seed that it was drawn with", param="known_output")
+    for index, output in enumerate(known):
+        num_tokens = len(output.token_ids)
+        if num_tokens >= max_tokens:
+            raise InvalidRequest(
+                f"known_output[{index}] has {num_tokens} of max_tokens = {max_tokens}: there is nothing to add",
+                param="known_output",
+            )
+        if num_tokens and not 0 <= min(output.token_ids) <= max(output.token_ids) < config.vocab_size:
+            raise InvalidRequest(
+                f"known_output[{index}] has a token id outside the vocabulary of {config.vocab_size}",
+                param="known_output",
+            )
 
 
 @lru_cache(maxsize=16)  # up to 0.3 MB each, and the same for every prompt of a request

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
-from octavo.engine.machine import Machine
 from octavo.kernels.base import WeightBytes
+from octavo.kernels.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

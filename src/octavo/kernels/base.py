@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from octavo.core.model_config import ModelConfig
 from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.core.records import hot_record
-from octavo.kernels.weight_tensor import Encoding, WeightTensor
+from octavo.weights.dequantise import Encoding
+from octavo.weights.tensor import WeightTensor
 
 Array = Any  # a backend's activation array: opaque to models
 Weight = Any  # a backend's packed weight: opaque to models
@@ -191,7 +192,7 @@ class Draw(DrawRule):
     def at(cls, rule: DrawRule, position: int) -> Draw:
         return cls(
             params=rule.params,
-            stream=rule.stream,
+            random_stream=rule.random_stream,
             history=rule.history,
             prompt_len=rule.prompt_len,
             banned_token_ids=rule.banned_token_ids,

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from octavo.core.plan import MissReason
 from octavo.memory.block_pool import BlockPool
 
 GHOSTS = 8192  # evicted blocks that a lookup can still name as the reason of its miss
@@ -59,7 +60,7 @@ class Match:
     blocks: tuple[int, ...] = ()  # whole blocks to share
     node: Node | None = None  # tree node of the last of them, if they came from the tree
     copy_from: int | None = None  # block whose head holds positions [len(blocks) * block_size, num_tokens)
-    reason: str  # "end of prompt", "diverged", "evicted", "in flight", "never seen", "forked", "prompt logprobs", "off"
+    reason: MissReason
     facts: dict[str, object] = field(default_factory=dict)
     next_hash: int | None = None  # of the block after ``blocks``, when the sequence has it whole
 
@@ -110,6 +111,7 @@ class PrefixTree:
         whole = tuple(tokens[position : position + size])
         parent_hash = hash(salt) if node is None else node.path_hash
         next_hash = hash_of(parent_hash, whole) if len(whole) == size and tail else None
+        reason: MissReason
         facts: dict[str, object] = {}
         if position + common == limit:
             reason = "end of prompt"

@@ -1,1 +1,1 @@
-"""The models: what they are (config), their files (weights), and their forward pass in terms of ops."""
+"""The models: what they are, how files describe them, and their forward pass in terms of ops."""

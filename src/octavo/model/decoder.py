@@ -6,7 +6,7 @@ from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Backend, Model, WeightBytes
 from octavo.model.registry import build_model, find_architecture
-from octavo.model.weights.base import WeightSource
+from octavo.model.weight_source import WeightSource
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

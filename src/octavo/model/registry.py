@@ -9,28 +9,48 @@ from typing import Protocol, cast
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Model, Weight
+from octavo.model.gguf_keys import GGUFKeys
+from octavo.model.hf_fields import HFFields
 from octavo.model.layers import TensorSpec
+from octavo.model.tensor_names import TensorNames
 
-#: ModelConfig.architecture -> (module under octavo.model.architectures, class). Nothing is imported until it is needed.
-ARCHITECTURES = {"llama": ("llama", "Llama")}
+#: ``general.architecture`` of a GGUF file, and ``model_type`` of a config.json -> (module under
+#: octavo.model.architectures, class). Nothing is imported until it is needed.
+ARCHITECTURES = {"llama": ("llama", "Llama"), "qwen2": ("qwen2", "Qwen2")}
 
 
 class Architecture(Protocol):
     """What a module of ``architectures/`` offers: a class whose instances are ``kernels.base.Model``."""
 
-    def __call__(self, config: ModelConfig, weights: Mapping[str, Weight]) -> Model:
-        """The model over its packed weights, by canonical name."""
+    names: TensorNames  # of all its tensors
+    interleaved: frozenset[str]  # parts of a layer whose rows its GGUF files pair as RoPE rotates them: 2j with 2j + 1
+
+    def from_gguf(self, keys: GGUFKeys) -> ModelConfig:
+        """The shape that a GGUF file's metadata describes. Raises ``ModelFileError`` for a key that is not known."""
+        ...
+
+    def from_hf(self, fields: HFFields) -> ModelConfig:
+        """The shape that a config.json describes."""
         ...
 
     def tensors(self, config: ModelConfig) -> dict[str, TensorSpec]:
         """Every tensor of the model: canonical name -> shape and uses."""
         ...
 
+    def __call__(self, config: ModelConfig, weights: Mapping[str, Weight]) -> Model:
+        """The model over its packed weights, by canonical name."""
+        ...
+
+
+def known_architectures() -> str:
+    """Their names, for messages."""
+    return ", ".join(sorted(ARCHITECTURES))
+
 
 def find_architecture(name: str) -> Architecture:
     """The architecture of that name; raises ``ModelFileError`` naming the known ones."""
     if name not in ARCHITECTURES:
-        raise ModelFileError(f"architecture {name!r} is not supported; octavo knows {', '.join(sorted(ARCHITECTURES))}")
+        raise ModelFileError(f"architecture {name!r} is not supported; octavo knows {known_architectures()}")
     module, cls = ARCHITECTURES[name]
     return cast(Architecture, getattr(import_module(f"octavo.model.architectures.{module}"), cls))
 

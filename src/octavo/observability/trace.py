@@ -9,7 +9,7 @@ import heapq
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Literal, overload
 
@@ -191,13 +191,6 @@ class RequestTrace:
     def add(self, event: EventName, now: float, step_id: int | None = None, **facts: object) -> None:
         self._events.append(LifecycleEvent(event=event, t_s=now - self.arrival_s, step_id=step_id, facts=facts))
 
-    def correct_end(self, reason: FinishReason, stop_reason: str) -> None:
-        """Give the terminal event, which must be there, another reason."""
-        end = self._events.pop()
-        facts: dict[str, object] = {"reason": reason, "stop_reason": stop_reason}
-        self._events.append(replace(end, event=_TERMINAL[reason], facts=facts))
-        self.finish_reason = reason
-
     def add_run(self, run: DecodeRun) -> None:
         """It decodes in the steps of this run, which has its first. The run before it will get no more."""
         self._latest_s = self.latest_token_s
@@ -343,15 +336,6 @@ class Tracer:
         for request_id in request_ids:
             self._live.pop(request_id, None)
 
-    def corrected(self, request_id: str, reason: FinishReason, stop_reason: str) -> None:
-        """A request that has just ended ended in another way: its last token also completed a stop string."""
-        trace = self._ended.get(request_id)
-        if trace is None or trace.finish_reason is None:
-            return
-        self.metrics.requests_ended[trace.finish_reason] -= 1
-        self.metrics.requests_ended[reason] += 1
-        trace.correct_end(reason, stop_reason)
-
     def step(self, plan: StepPlan, result: StepResult | None, events: list[TokenEvent], now: float) -> None:
         """Record one step and what it meant for each request. ``result`` is None if the step failed."""
         if not plan.chunks and not plan.admitted and not plan.preempted and not events:
@@ -367,7 +351,7 @@ class Tracer:
                     trace.admitted_s, trace.cached_tokens = started, admission.cached_tokens
                 facts = {"cached_tokens": admission.cached_tokens, "miss_reason": admission.miss_reason}
                 trace.add("ADMITTED", started, plan.step_id, **facts, **admission.facts)
-        decoding = tuple([chunk.request_id for chunk in plan.chunks if chunk.reason == "decode"])
+        decoding = tuple([chunk.request_id for chunk in plan.chunks if chunk.is_decode])
         self._record_tokens(plan, result, decoding, events, now)
         if len(decoding) == len(plan.chunks):
             chunks, prompt_tokens = StepChunks.of_decodes(decoding, plan.chunks), 0
@@ -425,7 +409,7 @@ class Tracer:
 
     def _record_prefills(self, plan: StepPlan, now: float) -> None:
         for chunk in plan.chunks:
-            if chunk.reason != "decode" and (trace := self._live.get(chunk.request_id)) is not None:
+            if not chunk.is_decode and (trace := self._live.get(chunk.request_id)) is not None:
                 length = len(chunk.token_ids)
                 trace.add("PREFILL_CHUNK", now, plan.step_id, start=chunk.start, length=length, reason=chunk.reason)
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from octavo.core.plan import BudgetFacts
+from octavo.core.plan import BudgetFacts, ChunkReason
 from octavo.scheduler.cost_model import StepCostModel, StepLoad
 
 UNLIMITED = 1 << 40  # tokens
@@ -36,12 +36,12 @@ class StepSituation:
 class StepBudget:
     """The prefill tokens of one step, handed out piece by piece."""
 
-    def __init__(self, tokens: int, reason: str) -> None:
+    def __init__(self, tokens: int, reason: ChunkReason) -> None:
         self._left = tokens
         self._reason = reason
         self.spent = 0
 
-    def allow(self, start: int, wanted: int) -> tuple[int, str]:
+    def allow(self, start: int, wanted: int) -> tuple[int, ChunkReason]:
         """How many tokens from position ``start`` on may run, and what bounds them. Changes nothing."""
         return (wanted, "last piece") if wanted <= self._left else (self._left, self._reason)
 
@@ -96,6 +96,7 @@ class AdaptiveChunkSizer(ChunkSizer):
         self.cost = StepCostModel()
 
     def begin(self, situation: StepSituation) -> StepBudget:
+        reason: ChunkReason
         limit, reason = situation.hard_limit, "budget"
         memory = situation.spare_blocks * self._block_size
         if memory < limit:
@@ -124,6 +125,7 @@ class AdaptiveChunkSizer(ChunkSizer):
         # A deep queue is served by finishing what runs, which frees sequences: up to half of the room goes to decodes.
         # (Not of what a wait adds: only the budget can be what a prefill waits for, so sequences are not short.)
         crowding = min(situation.num_waiting / (4 * situation.max_num_seqs), 1.0)
+        reason: ChunkReason
         target_s, reason = usual_s, "queue depth" if crowding > 0.25 else "target_itl"
         if situation.wait > 1.0 and usual_s < MAX_STEP_S:
             stretch = 1.0 + (MAX_STRETCH - 1.0) * min(situation.wait - 1.0, 1.0)
@@ -148,7 +150,7 @@ class TimeBounds:
 
     target_s: float  # reported
     limit_s: float  # predicted length that the step must stay under
-    reason: str  # of a chunk that this length bounds
+    reason: ChunkReason  # of a chunk that this length bounds
     most_pairs: int  # (query, key) pairs up to which the prediction is trusted
 
 
@@ -158,7 +160,7 @@ class _TargetBudget(StepBudget):
     def __init__(
         self,
         tokens: int,
-        reason: str,
+        reason: ChunkReason,
         floor: int,
         situation: StepSituation,
         sizer: AdaptiveChunkSizer,
@@ -170,7 +172,7 @@ class _TargetBudget(StepBudget):
         self._load = situation.decodes
         self._floor = floor
 
-    def allow(self, start: int, wanted: int) -> tuple[int, str]:
+    def allow(self, start: int, wanted: int) -> tuple[int, ChunkReason]:
         tokens, reason = super().allow(start, wanted)
         in_time = self._tokens_in_time(start)
         if in_time < tokens:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Collection
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
 from octavo.core.plan import (
-    Admission,
+    ChunkReason,
     DrawFailure,
     FinishReason,
     SampledToken,
@@ -19,7 +18,7 @@ from octavo.core.plan import (
 )
 from octavo.core.request import Request
 from octavo.memory.kv_cache_manager import KVCacheManager
-from octavo.memory.prefix_tree import Match
+from octavo.scheduler.admission import AdmissionControl
 from octavo.scheduler.chunk_sizer import (
     AdaptiveChunkSizer,
     ChunkSizer,
@@ -28,36 +27,9 @@ from octavo.scheduler.chunk_sizer import (
     StepSituation,
 )
 from octavo.scheduler.cost_model import StepLoad
-from octavo.scheduler.policy import FcfsPolicy, QueuePolicy, by_rank, make_policy
+from octavo.scheduler.draft import DECODE, Draft, OpenStep
+from octavo.scheduler.policy import FcfsPolicy, QueuePolicy, make_policy
 from octavo.scheduler.sequence import Sequence, SequenceView
-
-# Why a waiting request is not admitted. The first two wait for a running sequence, so those behind may go first.
-SHARED_PREFIX = "shared_prefix_in_flight"
-FORK_PARENT = "fork_parent"
-MEMORY = "memory"
-BUDGET = "budget"
-SLOTS = "max_num_seqs"
-
-DECODE = (1, "decode")
-
-
-class _Draft:
-    """The plan being made."""
-
-    __slots__ = ("admitted", "now", "placed", "preempted", "step_id", "waiting_for")
-
-    def __init__(self, step_id: int, now: float) -> None:
-        self.step_id = step_id
-        self.now = now
-        self.placed: dict[Sequence, tuple[int, str]] = {}  # tokens to run, and why so many
-        self.admitted: list[Admission] = []
-        self.preempted: list[str] = []
-        self.waiting_for: dict[str, str] = {}
-
-    def place(self, seq: Sequence, num_tokens: int, reason: str) -> None:
-        """``seq`` runs this many prefill tokens."""
-        self.placed[seq] = (num_tokens, reason)
-        seq.progress_s = self.now
 
 
 class Scheduler:
@@ -92,13 +64,10 @@ class Scheduler:
         self._running: list[Sequence] = []  # sorted by rank: the policy's order
         self._impossible: dict[str, str] = {}  # request -> why it can never run
         self._step_id = 0
-        self._open_plan: StepPlan | None = None
-        self._planned: list[Sequence] = []  # of the open plan's chunks, one by one
-        self._load = StepLoad()  # of the open plan
-        self._prefill_tokens = 0
-        self._short: tuple[Sequence, int] | None = None  # who did not fit, and the blocks that there were for it
-        self._held_up: Sequence | None = None  # the queue's head, if nothing but the token budget keeps it waiting
-        self._blocked_s = float("-inf")  # when admission last stopped for another reason
+        self._open: OpenStep | None = None
+        self._admission = AdmissionControl(
+            manager, self._policy, self._running, self._groups, max_num_seqs=max_num_seqs
+        )
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, num_blocks: int, max_model_len: int) -> Scheduler:
@@ -186,23 +155,23 @@ class Scheduler:
         self._step_id += 1
         evicted_before = self.manager.num_evicted
         failed = tuple(self._impossible.items())
-        draft = _Draft(self._step_id, now)
+        draft = Draft(self._step_id, now)
         self._place_decodes(draft)
         budget = self._begin_budget(draft)
         if budget is not None:
             self._place_prefills(draft, budget)
             if not draft.preempted:  # else there is no room, and the victim would be the first to return
-                self._admit(draft, budget)
-        self._load = _load_of(draft.placed)
-        self._prefill_tokens = 0 if budget is None else budget.spent
+                self._admission.admit(draft, budget)
+        load = _load_of(draft.placed)
+        prefill_tokens = 0 if budget is None else budget.spent
         placed = list(draft.placed.items())
-        if self._prefill_tokens:
+        if prefill_tokens:
             placed.sort(key=lambda item: item[1][0] > 1)
-        self._planned, chunks = [], []
+        sequences, chunks = [], []
         for seq, (num_tokens, reason) in placed:
-            self._planned.append(seq)
+            sequences.append(seq)
             chunks.append(seq.chunk(num_tokens, reason))
-        self._open_plan = StepPlan(
+        plan = StepPlan(
             step_id=self._step_id,
             chunks=tuple(chunks),
             admitted=tuple(draft.admitted),
@@ -216,16 +185,17 @@ class Scheduler:
             num_running=len(self._running),
             free_blocks=self.manager.num_available,
         )
-        return self._open_plan
+        self._open = OpenStep(plan, sequences, load, prefill_tokens)
+        return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in what came of ``plan``: commit blocks, append tokens, end what is done.
 
         Also for a plan without chunks. ``plan.failed`` and the chunks in ``result.failed`` end with "error".
         """
-        events = self._close_plan(plan)
+        step, events = self._close(plan)
         failed = result.failed
-        for i, (seq, chunk, token) in enumerate(zip(self._planned, plan.chunks, result.tokens, strict=True)):
+        for i, (seq, chunk, token) in enumerate(zip(step.sequences, plan.chunks, result.tokens, strict=True)):
             if failed and i in failed:
                 events.append(self._fail(seq.request_id, seq.why_no_token(failed[i]), failed[i]))
                 continue
@@ -234,14 +204,13 @@ class Scheduler:
             if event is not None:
                 events.append(event)
         self.manager.end_step()
-        self._planned = []  # of what has ended nothing is kept
         if plan.chunks:
-            self._sizer.observe(self._load, self._prefill_tokens, result.duration_s)
+            self._sizer.observe(step.load, step.prefill_tokens, result.duration_s)
         return events
 
     def fail_step(self, plan: StepPlan, why: str) -> list[TokenEvent]:
         """Running ``plan`` raised: end the requests of its chunks with "error", commit nothing, go on with the rest."""
-        events = self._close_plan(plan)
+        _, events = self._close(plan)
         events += [self._fail(chunk.request_id, why) for chunk in plan.chunks]
         self.manager.end_step()
         return events
@@ -250,10 +219,11 @@ class Scheduler:
         """After an error in here: empty books, without ``lost`` (None: all) -> ``lost``. Others keep their tokens."""
         lost = {*self._sequences, *self._impossible} if lost is None else lost
         survivors = [seq for request_id, seq in self._sequences.items() if request_id not in lost]
-        for books in (self.manager, self._policy, self._sequences, self._groups, self._running, self._planned):
+        for books in (self.manager, self._policy, self._sequences, self._groups, self._running):
             books.clear()
         self._impossible = {request_id: why for request_id, why in self._impossible.items() if request_id not in lost}
-        self._open_plan = self._short = self._held_up = None
+        self._open = None
+        self._admission.forget()
         for seq in survivors:
             seq.restart()
             self._sequences[seq.request_id] = seq
@@ -263,7 +233,7 @@ class Scheduler:
 
     # Planning: what runs already
 
-    def _place_decodes(self, draft: _Draft) -> None:
+    def _place_decodes(self, draft: Draft) -> None:
         """Give every running sequence that lacks only its last token its slot, in policy order."""
         size, left = self.manager.block_size, self._max_num_batched_tokens
         for seq in tuple(self._running):
@@ -276,11 +246,11 @@ class Scheduler:
                 draft.placed[seq] = DECODE
                 left -= 1
 
-    def _place_prefills(self, draft: _Draft, budget: StepBudget) -> None:
+    def _place_prefills(self, draft: Draft, budget: StepBudget) -> None:
         """Continue the chunks in progress, in policy order; but whoever got nothing for too long goes first."""
         late_s = draft.now - self._max_prefill_wait_s
         prefills = [seq for seq in self._running if seq not in draft.placed]
-        prefills.sort(key=lambda seq: min(seq.progress_s, late_s))
+        prefills.sort(key=lambda seq: min(seq.held_up_since_s, late_s))
         for seq in prefills:
             if seq.table is None:
                 continue  # preempted a moment ago
@@ -292,9 +262,9 @@ class Scheduler:
             if num_tokens <= 0:
                 continue  # preempted itself
             budget.spend(start, num_tokens)
-            draft.place(seq, num_tokens, reason if num_tokens == wanted else MEMORY)
+            draft.place(seq, num_tokens, reason if num_tokens == wanted else "memory")
 
-    def _make_room(self, seq: Sequence, end: int, draft: _Draft) -> int:
+    def _make_room(self, seq: Sequence, end: int, draft: Draft) -> int:
         """Blocks for positions ``[0, end)``, or for at least one that is not computed yet -> positions covered.
 
         Preempts until that is so; 0 if it was ``seq``'s turn to give way.
@@ -309,7 +279,7 @@ class Scheduler:
             table = seq.table
         return 0
 
-    def _preempt(self, victim: Sequence, draft: _Draft) -> None:
+    def _preempt(self, victim: Sequence, draft: Draft) -> None:
         """Give up the victim's blocks and its place in this plan; its whole blocks stay cached while there is room."""
         draft.placed.pop(victim, None)
         assert victim.table is not None
@@ -318,19 +288,17 @@ class Scheduler:
         victim.table = None
         victim.num_computed = 0
         victim.num_preemptions += 1
-        self._blocked_s = draft.now  # by memory: nobody joins in this step, and the victim is the next in its class
+        self._admission.stop(draft.now)  # nobody joins in this step, and the victim is the next in its class
         self._policy.requeue(victim)
         draft.preempted.append(victim.request_id)
 
-    def _begin_budget(self, draft: _Draft) -> StepBudget | None:
+    def _begin_budget(self, draft: Draft) -> StepBudget | None:
         """The prefill budget beside the decodes placed; None if there is nothing to prefill."""
         decodes = len(draft.placed)
         if decodes == len(self._running) and not self.num_waiting:
             return None
-        waiting = [seq.progress_s for seq in self._running if seq not in draft.placed]
-        head = self._held_up
-        if head is not None and head.table is None and head.request_id in self._sequences:
-            waiting.append(max(head.progress_s, self._blocked_s))
+        waiting = [seq.held_up_since_s for seq in self._running if seq not in draft.placed]
+        waiting += self._admission.head_waits_since()
         waited_s = draft.now - min(waiting, default=draft.now)
         return self._sizer.begin(
             StepSituation(
@@ -342,94 +310,6 @@ class Scheduler:
                 wait=waited_s / self._max_prefill_wait_s,
             )
         )
-
-    # Planning: who joins
-
-    def _admit(self, draft: _Draft, budget: StepBudget) -> None:
-        """Admit waiting requests in policy order, until one has to wait for a resource.
-
-        Nobody overtakes that one: a large request would starve behind small ones that always fit.
-        """
-        self._held_up = None
-        for seq in self._policy.candidates():
-            why = self._try_admit(seq, draft, budget) if len(self._running) < self._max_num_seqs else SLOTS
-            if why is None:
-                continue
-            draft.waiting_for[seq.request_id] = why
-            if why in (SHARED_PREFIX, FORK_PARENT):
-                seq.progress_s = draft.now
-                continue
-            if why == BUDGET:
-                self._held_up = seq
-            else:
-                self._blocked_s = draft.now
-            return
-
-    def _try_admit(self, seq: Sequence, draft: _Draft, budget: StepBudget) -> str | None:
-        """Admit ``seq`` with its first chunk -> None, or why not."""
-        manager, length = self.manager, len(seq.tokens)
-        owed = sum(manager.blocks_for(len(r.tokens)) - r.table.num_blocks for r in self._running if r.table is not None)
-        reserve = owed + len(self._running)
-        room = manager.num_available - reserve
-        if self._short is not None and self._short[0] is seq and room <= self._short[1]:
-            return MEMORY  # no room was gained since it last did not fit: spare the lookup
-        match = self._match(seq)
-        if isinstance(match, str):
-            return match
-        if not manager.fits(match, length, reserve):
-            self._short = (seq, room)
-            return MEMORY
-        wanted, _ = budget.allow(match.num_tokens, length - match.num_tokens)
-        if wanted <= 0:
-            return BUDGET
-        self._short = None
-        seq.table, cached = manager.open(match, seq.tokens, seq.capacity_tokens, seq.request.cache_salt)
-        wanted, reason = budget.allow(cached, length - cached)  # cached: less than matched if there was no room to copy
-        wanted = max(wanted, 1)
-        num_tokens = manager.grow(seq.table, cached + wanted) - cached
-        assert num_tokens > 0, "an admitted sequence has no block for its first token"
-        budget.spend(cached, num_tokens)
-        self._policy.remove(seq)
-        insort(self._running, seq, key=by_rank)
-        draft.place(seq, num_tokens, reason if num_tokens == wanted else MEMORY)
-        seq.num_computed = cached
-        seq.admitted_step = draft.step_id
-        if seq.cached_tokens is None:
-            seq.cached_tokens = cached
-            self._policy.admitted(seq, length - cached)
-        if match.reason not in ("forked", "prompt logprobs", "off"):
-            manager.count_lookup(seq.lookup_limit, cached)
-        facts = {**match.facts, "preemptions": seq.num_preemptions}
-        draft.admitted.append(
-            Admission(request_id=seq.request_id, cached_tokens=cached, miss_reason=match.reason, facts=facts)
-        )
-        return None
-
-    def _match(self, seq: Sequence) -> Match | str:
-        """What ``seq`` can share, or what it has to wait for."""
-        if seq.awaiting is not None:
-            if self.manager.is_in_flight(seq.awaiting):
-                return SHARED_PREFIX
-            seq.awaiting = None
-        limit, prompt_computed = seq.lookup_limit, seq.prompt_len - 1
-        if limit == 0 and seq.next_prompt_logprob < seq.prompt_len:
-            return Match(reason="prompt logprobs")
-        donor: Sequence | None = None
-        if limit >= prompt_computed:
-            siblings = [other for other in self._groups[seq.group] if other.table is not None]
-            ready = (o for o in siblings if o.num_computed >= prompt_computed and o.admitted_step != self._step_id)
-            donor = next(ready, None)
-            if donor is None and siblings and not seq.num_preemptions:
-                return FORK_PARENT
-        if donor is not None and donor.table is not None and limit == prompt_computed:
-            return self.manager.fork(donor.table, prompt_computed)
-        match = self.manager.lookup(seq.tokens, limit, seq.request.cache_salt)
-        if donor is not None and donor.table is not None and match.num_tokens < prompt_computed:
-            return self.manager.fork(donor.table, prompt_computed)
-        if match.reason == "in flight":
-            seq.awaiting = match.next_hash
-            return SHARED_PREFIX
-        return match
 
     # Applying
 
@@ -466,6 +346,7 @@ class Scheduler:
             self._running.remove(seq)
             seq.table = None
         self._policy.ended(seq)
+        self._admission.ended(seq)
         del self._sequences[seq.request_id]
         group = self._groups[seq.group]
         group.remove(seq)
@@ -476,19 +357,20 @@ class Scheduler:
         self._end(self._sequences[request_id], suspect=failure == "not_finite")  # masks are only the caller's affair
         return TokenEvent(request_id, finish_reason="error", stop_reason=why, failure=failure)
 
-    def _close_plan(self, plan: StepPlan) -> list[TokenEvent]:
-        """``plan`` has run -> the events of requests that could never run."""
-        if plan is not self._open_plan:
+    def _close(self, plan: StepPlan) -> tuple[OpenStep, list[TokenEvent]]:
+        """``plan`` has run -> the step, and the events of requests that could never run."""
+        step = self._open
+        if step is None or plan is not step.plan:
             raise RuntimeError(f"step {plan.step_id} is not the plan being run; apply or fail each plan once")
-        self._open_plan = None
-        return [TokenEvent(name, None, (), "error", self._impossible.pop(name)) for name, _ in plan.failed]
+        self._open = None
+        return step, [TokenEvent(name, None, (), "error", self._impossible.pop(name)) for name, _ in plan.failed]
 
     def _check_between_steps(self, call: str) -> None:
-        if self._open_plan is not None:
-            raise RuntimeError(f"{call}() inside step {self._open_plan.step_id}; apply or fail its plan first")
+        if self._open is not None:
+            raise RuntimeError(f"{call}() inside step {self._open.plan.step_id}; apply or fail its plan first")
 
 
-def _load_of(placed: dict[Sequence, tuple[int, str]]) -> StepLoad:
+def _load_of(placed: dict[Sequence, tuple[int, ChunkReason]]) -> StepLoad:
     """The work in these chunks."""
     starts = [seq.num_computed for seq, (n, _) in placed.items() if n == 1]
     seen = sum(starts) + len(starts)  # a token sees itself too

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from octavo.core.plan import DrawFailure, DrawRule, FinishReason, ScheduledChunk, WantedLogprobs
+from octavo.core.plan import ChunkReason, DrawFailure, DrawRule, FinishReason, ScheduledChunk, WantedLogprobs
 from octavo.core.request import Request
 from octavo.memory.block_table import BlockTable
 
@@ -27,13 +27,13 @@ class Sequence:
         "cached_tokens",
         "draw_rule",
         "draws",
+        "held_up_since_s",
         "longest",
         "min_tokens",
         "next_prompt_logprob",
         "num_computed",
         "num_preemptions",
         "prepaid",
-        "progress_s",
         "prompt_len",
         "rank",
         "request",
@@ -46,7 +46,8 @@ class Sequence:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.tokens: list[int] = list(request.prompt_token_ids)
+        known = request.known_output.token_ids if request.known_output is not None else ()
+        self.tokens: list[int] = [*request.prompt_token_ids, *known]
         self.prompt_len = len(request.prompt_token_ids)
         self.num_computed = 0
         self.table: BlockTable | None = None
@@ -56,7 +57,7 @@ class Sequence:
         self.awaiting: int | None = None  # hash of a block that a running sequence will bring
         self.rank: tuple[float, int] = (0.0, 0)  # place in the policy's order; the policy writes it
         self.prepaid = 0  # output tokens charged beforehand; "fair" writes it
-        self.progress_s = request.arrival_s  # since when only the token budget holds it up
+        self.held_up_since_s = request.arrival_s  # since when only the token budget holds it up
         # of the request, looked up every step
         self.request_id = request.request_id
         self.sampling = sampling = request.sampling
@@ -64,9 +65,10 @@ class Sequence:
         self.draws = request.max_tokens > 0
         self.longest = self.prompt_len + request.max_tokens
         self.min_tokens = sampling.min_tokens
-        self.draw_rule = self._draw_rule(tuple(sorted(self.stop_token_ids)) if self.min_tokens > 0 else ())
+        self.draw_rule = self._draw_rule(tuple(sorted(self.stop_token_ids)) if self.min_tokens > len(known) else ())
         # first position whose prompt logprob is still owed; prompt_len: none
-        self.next_prompt_logprob = 1 if sampling.prompt_logprobs is not None else self.prompt_len
+        owes_logprobs = sampling.prompt_logprobs is not None and not known
+        self.next_prompt_logprob = 1 if owes_logprobs else self.prompt_len
 
     @property
     def group(self) -> str:
@@ -103,7 +105,7 @@ class Sequence:
             return "running"
         return "preempted" if self.num_preemptions else "waiting"
 
-    def chunk(self, num_tokens: int, reason: str) -> ScheduledChunk:
+    def chunk(self, num_tokens: int, reason: ChunkReason) -> ScheduledChunk:
         """The record of its next ``num_tokens`` positions. Views the table and the history, copies neither."""
         assert self.table is not None
         tokens, start = self.tokens, self.num_computed
@@ -150,7 +152,7 @@ class Sequence:
     def _draw_rule(self, banned: tuple[int, ...]) -> DrawRule:
         return DrawRule(
             params=self.sampling,
-            stream=self.request.stream,
+            random_stream=self.request.random_stream,
             history=self.tokens if self.sampling.needs_history else (),
             prompt_len=self.prompt_len,
             banned_token_ids=banned,

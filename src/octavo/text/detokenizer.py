@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from octavo.text.tokenizer import Tokenizer
+from collections.abc import Sequence
+from typing import Protocol
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class TokenBytes(Protocol):
+    """The part of a tokenizer that turning tokens back into text needs."""
+
+    @property
+    def bytes_by_id(self) -> Sequence[bytes]:
+        """Token id -> the bytes that it stands for; of a control token, those of its name."""
+
+    @property
+    def visible_bytes_by_id(self) -> Sequence[bytes]:
+        """The same, without control tokens."""
+
+    @property
+    def adds_space_prefix(self) -> bool:
+        """Whether a text is encoded with a space before it."""
 
 
 class Detokenizer:
@@ -27,7 +41,7 @@ class Detokenizer:
 
     __slots__ = ("_bytes_by_id", "_decode", "_decoder", "_drop_space", "num_chars", "pending")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, drop_space_prefix: bool = False) -> None:
+    def __init__(self, tokenizer: TokenBytes, *, skip_special: bool = True, drop_space_prefix: bool = False) -> None:
         self._decoder = _new_decoder("replace")
         self._decode = self._decoder.decode
         self._bytes_by_id = tokenizer.visible_bytes_by_id if skip_special else tokenizer.bytes_by_id

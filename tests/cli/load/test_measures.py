@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.load import tables
-from octavo.cli.load.compare import compare, differences, table_rows
+from octavo.cli.load.compare import compare, differences, ratio_table
 from octavo.cli.load.measures import Target, failures, interference, latencies, totals
 from octavo.cli.load.plot import figure
 from octavo.cli.load.record import KIND, Recorded, read_record
+from octavo.cli.load.run_report import report
 from octavo.cli.load.runner import ClientCost, Run
 from octavo.cli.load.sample import Sample
+from octavo.cli.tables import plain_lines
 from octavo.core.errors import ConfigError
 
 
@@ -109,7 +110,7 @@ def test_a_report_fits_its_width_without_cutting_anything(columns: int) -> None:
     long = [dataclasses.replace(GOOD[0], group="long", arrival_s=-123456.0)]
     run = Run(samples=[*(dataclasses.replace(s, group="chat") for s in GOOD), *long, FAILED, REFUSED], duration_s=10.0)
     run.cost = ClientCost(cpu_s=0.5, lag_s=[0.001, 0.02])
-    shown = tables.report(run, Target.parse(["ttft:1000"]), ["a note " * 30], columns)
+    shown = report(run, Target.parse(["ttft:1000"]), ["a note " * 30], columns)
     assert max(map(len, shown.splitlines())) <= columns
     assert "…" not in shown
     joined = " ".join(shown.split())
@@ -123,12 +124,12 @@ def test_a_report_says_what_a_reader_must_know() -> None:
     uncounted = sample(0.0, 1.0, 2.0, completion_tokens=None, prompt_tokens=None)
     run = Run(samples=[merged, uncounted], duration_s=2.0, was_interrupted=True)
     run.samples.append(sample(0.0, failure="interrupted"))
-    shown = " ".join(tables.report(run, Target({}), [], 80).split())
+    shown = " ".join(report(run, Target({}), [], 80).split())
     assert "2.50 tokens per event" in shown
     assert "counted by events in 1 answers" in shown
     assert "1 requests in flight are not counted" in shown
     assert "2 of 2 answered" in shown
-    nothing = " ".join(tables.report(Run(samples=[REFUSED], duration_s=1.0), Target({}), [], 80).split())
+    nothing = " ".join(report(Run(samples=[REFUSED], duration_s=1.0), Target({}), [], 80).split())
     assert "no request was answered" in nothing
     assert "TTFT" not in nothing
 
@@ -136,7 +137,7 @@ def test_a_report_says_what_a_reader_must_know() -> None:
 def test_a_cache_that_has_met_the_seed_before_is_told() -> None:
     def shown(cached: int, *, shares_prompts: bool = False) -> str:
         run = Run(samples=[dataclasses.replace(one, cached_tokens=cached) for one in GOOD], duration_s=1.0)
-        return " ".join(tables.report(run, Target({}), [], 80, shares_prompts=shares_prompts).split())
+        return " ".join(report(run, Target({}), [], 80, shares_prompts=shares_prompts).split())
 
     assert "has met this seed before" in shown(9)
     assert "has met this seed before" not in shown(2)
@@ -180,8 +181,7 @@ def test_twice_as_slow_is_a_ratio_of_two_and_worse() -> None:
         assert interval[0] < 2.0 < interval[1] or interval == pytest.approx((2.0, 2.0))
     assert found["output tokens/s"].ratio == pytest.approx(0.5)
     assert found["output tokens/s"].verdict == "worse"
-    rows = tables.table(["", "A", "B", "B / A", "95 % interval", "B is"], table_rows(list(found.values())))
-    assert max(map(len, rows.splitlines())) <= 80
+    assert max(map(len, plain_lines(ratio_table(list(found.values()))))) <= 80
 
 
 def test_the_p99_of_few_requests_has_no_interval() -> None:

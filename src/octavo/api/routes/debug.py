@@ -27,8 +27,7 @@ from octavo.api.schemas_completions import CompletionRequest
 from octavo.api.service import Service, client_of, service_of
 from octavo.api.sse import until_disconnect
 from octavo.core.errors import InvalidRequest
-from octavo.engine import inspection
-from octavo.engine.load import LoadedEngine
+from octavo.engine.inspection import step_dict
 
 router = APIRouter(prefix="/debug", tags=["debug"])
 
@@ -43,7 +42,7 @@ async def run_lifecycle(request: Request) -> Response:
     workers = service.text_workers
     answer = await read_fields(request, workers, client.id, lambda body: _single_answer(service, body))
     choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
-    found = await service.engine.inspect(lambda engine: inspection.take_lifecycle(engine, answer.id))
+    found = await service.engine.lifecycle(answer.id)
     assert found is not None, "a request that has just ended is remembered"
     return await json_answer(lambda: {**_shown_to(client, found.as_dict()), "text": "".join(choices[0].texts)})
 
@@ -52,7 +51,7 @@ async def run_lifecycle(request: Request) -> Response:
 async def read_lifecycle(request: Request, request_id: str) -> Response:
     """Events and summary of a live or recently ended request, by the ``id`` of its answer."""
     service, client = _debugger(request)
-    found = await service.engine.inspect(lambda engine: inspection.take_lifecycle(engine, request_id))
+    found = await service.engine.lifecycle(request_id)
     if found is None or not (client.is_admin or found.client == client.id):
         raise ApiError(404, f"request {request_id[:80]!r} is not known, or not any more", code="request_not_found")
     return await json_answer(lambda: _shown_to(client, found.as_dict()))
@@ -65,14 +64,14 @@ async def run_batch(request: Request) -> Response:
     fields = await read_fields(request, service.text_workers, client.id, lambda body: _batch_fields(service, body))
     service.check_model(fields.model)
     answer = CompletionAnswer(service, fields)
-    first_step = await service.engine.inspect(lambda engine: _last_step(engine) + 1)
+    before = await service.engine.steps(limit=1)
     with _named_as_here():
         choices = await until_disconnect(request.receive, answer.abort, _run(answer, client))
     own = {name if index == 0 else f"{name}#{index}" for name in answer.request_ids for index in range(fields.n)}
-    records = await service.engine.inspect(lambda engine: engine.core.tracer.steps(first_step - 1))
+    records = await service.engine.steps(since=before[-1].step_id if before else -1)
 
     def steps() -> list[dict[str, Any]]:
-        found = [inspection.step_dict(record) for record in records if not own.isdisjoint(record.chunks.request_ids)]
+        found = [step_dict(record) for record in records if not own.isdisjoint(record.chunks.request_ids)]
         return found if client.is_admin else [_without_others(step, own) for step in found]
 
     outputs = [
@@ -86,7 +85,7 @@ async def run_batch(request: Request) -> Response:
 async def prefix_cache(request: Request) -> dict[str, Any]:
     """Depth, nodes, cached and pinned blocks, hits, misses, hit tokens, hit rate (by tokens), evictions."""
     service, _ = _debugger(request)
-    return await service.engine.inspect(inspection.prefix_cache)
+    return await service.engine.prefix_cache()
 
 
 def _debugger(request: Request) -> tuple[Service, Client]:
@@ -156,11 +155,6 @@ async def _run(answer: ChatAnswer | CompletionAnswer, client: Client) -> list[Ch
     finally:
         generation.abort()
     return choices
-
-
-def _last_step(engine: LoadedEngine) -> int:
-    steps = engine.core.tracer.steps(limit=1)
-    return steps[0].step_id if steps else -1
 
 
 def _shown_to(client: Client, life: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from octavo.api.inspections import json_answer
 from octavo.api.service import service_of
 from octavo.core.errors import InvalidRequest
-from octavo.engine import inspection
 
 router = APIRouter(tags=["octavo"])
 
@@ -29,7 +28,7 @@ async def stats(request: Request, window: str = "5m") -> Response:
     service.check_ready()
 
     async def answer() -> Response:
-        found = await service.engine.inspect(inspection.take_stats)
+        found = await service.engine.stats()
         return await json_answer(lambda: {"window": window, **found.as_dict(WINDOWS[window])})
 
     return await service.shared_answers.get(window, answer)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from octavo.cli.load.measures import answered
 from octavo.cli.load.record import Recorded
 from octavo.cli.load.sample import Sample
+from octavo.cli.tables import Table
 
 _RESAMPLES = 1000
 #: Values that one measure may touch over all its resamples; beyond, there are fewer of these.
@@ -188,12 +189,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def table_rows(ratios: Sequence[Ratio]) -> list[list[str]]:
-    """measure, A, B, B / A, 95 %, verdict."""
+def ratio_table(ratios: Sequence[Ratio]) -> Table:
+    """What the comparison found, measure by measure."""
     rows = []
     for found in ratios:
         name = f"{found.name}, {found.unit}" if found.unit else found.name
         ratio = "-" if found.ratio is None else f"{found.ratio:.3f}"
         interval = "-" if found.interval is None else f"{found.interval[0]:.3f} - {found.interval[1]:.3f}"
         rows.append([name, f"{found.a:,.1f}", f"{found.b:,.1f}", ratio, interval, found.verdict])
-    return rows
+    headings = ["", "A", "B", "B / A", "95 % interval", "B is"]
+    return Table(headings=headings, rows=rows, text=(0, 5))

@@ -30,8 +30,8 @@ from octavo.kernels.native.builder import ProgramBuilder
 from octavo.kernels.native.cost import CostLedger, measure_machine
 from octavo.kernels.native.draws import DrawPacker
 from octavo.kernels.native.threads import default_threads
-from octavo.kernels.reference.dequantise import encoded_bytes
-from octavo.kernels.weight_tensor import Encoding, WeightTensor
+from octavo.weights.dequantise import Encoding, encoded_bytes
+from octavo.weights.tensor import WeightTensor
 
 Numerics = Literal["exact", "fast"]
 Activations = Literal["auto", "int8", "bf16", "by rows"]

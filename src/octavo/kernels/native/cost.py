@@ -25,7 +25,7 @@ class CostLedger:
         self._layer_bytes += 4 * vector.size
 
     def add_matrix(self, name: str, matrix: _native.PackedMatrix, uses: frozenset[WeightUse]) -> None:
-        """A matrix under its canonical name (model/weights/base.py)."""
+        """A matrix under its canonical name (an architecture's ``names``)."""
         rows, columns = matrix.shape
         if "linear" not in uses:
             self._table_bytes += matrix.num_bytes

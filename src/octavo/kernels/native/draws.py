@@ -87,7 +87,7 @@ class DrawPacker:
         """The same where a draw is not plain, or new."""
         prepared = [self._prepared.get(id(rule.params)) or self._prepare(rule.params) for rule in draws]
         records = np.frombuffer(bytearray().join([half.record for half in prepared]), DRAW_DTYPE)
-        records["stream"] = [rule.stream for rule in draws]
+        records["stream"] = [rule.random_stream for rule in draws]
         plain = [half.plain and not rule.banned_token_ids for rule, half in zip(draws, prepared, strict=True)]
         for rule, record, is_plain in zip(draws, records, plain, strict=True):
             if is_plain and id(rule) not in self._plain:
@@ -113,9 +113,7 @@ def _prepare(params: SamplingParams) -> _Prepared:
         record[name] = getattr(params, name)
     record["temperature"] = 0.0 if params.greedy else max(params.temperature, MIN_TEMPERATURE)
     record["num_logprobs"] = -1 if params.logprobs is None else params.logprobs
-    bias: dict[int, float] = {}
-    for token, value in params.logit_bias:  # several for one token add up first
-        bias[token] = bias.get(token, 0.0) + value
+    bias = dict(params.logit_bias)
     record["num_bias"] = len(bias)
     record["has_allowed"] = params.allowed_token_ids is not None
     record["num_allowed"] = len(params.allowed_token_ids or ())

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.kernels.native.recorder import Node, Symbol
-from octavo.kernels.reference.dequantise import GROUP
+from octavo.weights.dequantise import GROUP
 
 
 @dataclass(slots=True)

@@ -63,7 +63,7 @@ def shape(x: Logits, draw: Draw) -> Logits:
     z = keep_typical(z, params.typical_p)
     z = keep_top_p(z, params.top_p)
     z = keep_min_p(z, params.min_p)
-    if uniform(draw.stream, draw.position, 1) < params.xtc_probability:
+    if uniform(draw.random_stream, draw.position, 1) < params.xtc_probability:
         z = exclude_top_choices(z, params.xtc_threshold)
     return z
 
@@ -72,15 +72,13 @@ def choose(z: Logits, draw: Draw) -> int | None:
     """The token: arg-max if greedy, else by inverse distribution function; None if everything is masked."""
     if not np.isfinite(z).any():
         return None
-    return int(np.argmax(z)) if draw.params.greedy else inverse_cdf(z, uniform(draw.stream, draw.position, 0))
+    return int(np.argmax(z)) if draw.params.greedy else inverse_cdf(z, uniform(draw.random_stream, draw.position, 0))
 
 
 def add_logit_bias(logits: Logits, bias: Sequence[tuple[int, float]]) -> Logits:
-    """Add each bias to its token's logit; several for one token add up first."""
-    x, total = logits.copy(), dict[int, float]()
+    """Add each bias to its token's logit."""
+    x = logits.copy()
     for token, value in bias:
-        total[token] = total.get(token, 0.0) + value
-    for token, value in total.items():
         x[token] += np.float32(value)
     return x
 

@@ -77,12 +77,8 @@ def _add_bias(x: torch.Tensor, draws: Sequence[Draw]) -> None:
     rows: list[int] = []
     totals: list[tuple[int, float]] = []
     for row, draw in enumerate(draws):
-        if draw.params.logit_bias:
-            total: dict[int, float] = {}
-            for token, value in draw.params.logit_bias:
-                total[token] = total.get(token, 0.0) + value
-            rows += [row] * len(total)
-            totals += total.items()
+        rows += [row] * len(draw.params.logit_bias)
+        totals += draw.params.logit_bias
     if rows:
         at = _pairs(x, rows, [token for token, _ in totals])
         x.index_put_(at, x[at] + _floats(x, [value for _, value in totals]))

@@ -24,11 +24,11 @@ from octavo.kernels.base import (
     WeightBytes,
     WeightUse,
 )
-from octavo.kernels.reference.dequantise import encoded_bytes
 from octavo.kernels.torch.attention import MAX_GATHER_ROWS
 from octavo.kernels.torch.ops import Planes, RotationTable, TorchOps, layer_planes
 from octavo.kernels.torch.sampling import row_logprobs, sample
-from octavo.kernels.weight_tensor import Encoding, WeightTensor
+from octavo.weights.dequantise import Encoding, encoded_bytes
+from octavo.weights.tensor import WeightTensor
 
 TARGET_SLICE_BYTES = 32 << 20  # logits of prompt-logprob rows that exist at a time
 

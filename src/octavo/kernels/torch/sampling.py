@@ -143,7 +143,7 @@ def _draw_plain(x: torch.Tensor, draws: Sequence[Draw]) -> Ids:
     weights = _chunked(_scaled(x, draws).exp_(), 0.0)
     sums = weights.sum(dim=-1).cpu().numpy().astype(np.float64)
     cumulative = np.cumsum(sums, axis=1)
-    target = np.array([uniform(draw.stream, draw.position, 0) for draw in draws]) * cumulative[:, -1]
+    target = np.array([uniform(draw.random_stream, draw.position, 0) for draw in draws]) * cumulative[:, -1]
     chunk = _first_above(cumulative, sums, target)
     before = np.where(chunk > 0, np.take_along_axis(cumulative, np.maximum(chunk - 1, 0)[:, None], axis=1)[:, 0], 0.0)
     within = _fetch(weights, chunk).astype(np.float64)

@@ -27,7 +27,7 @@ _BINS = 4096
 def xtc_strikes(draw: Draw) -> bool:
     """Whether this draw's coin fell for XTC."""
     probability = draw.params.xtc_probability
-    return probability > 0.0 and uniform(draw.stream, draw.position, 1) < probability
+    return probability > 0.0 and uniform(draw.random_stream, draw.position, 1) < probability
 
 
 def draw_from_candidates(z: Floats, ids: Ids, total: Floats, vocab_size: int, draws: Sequence[Draw]) -> Ids:
@@ -83,7 +83,9 @@ def draw_from_row(z: NDArray[np.float32], draw: Draw) -> int:
             w[above] = 0.0
             w[survivor] = kept
     cumulative = np.cumsum(w)
-    first = int(np.searchsorted(cumulative, uniform(draw.stream, draw.position, 0) * cumulative[-1], side="right"))
+    first = int(
+        np.searchsorted(cumulative, uniform(draw.random_stream, draw.position, 0) * cumulative[-1], side="right")
+    )
     return first if first < len(w) else int(np.flatnonzero(w)[-1])  # u * total may round to the total
 
 
@@ -144,7 +146,7 @@ def _inverse_cdf(w: Floats, ids: Ids, draws: Sequence[Draw]) -> Ids:
     order = np.argsort(ids, axis=1)
     w = np.take_along_axis(w, order, axis=1)
     cumulative = np.cumsum(w, axis=1)
-    u = np.array([uniform(draw.stream, draw.position, 0) for draw in draws])
+    u = np.array([uniform(draw.random_stream, draw.position, 0) for draw in draws])
     first = np.count_nonzero(cumulative <= (u * cumulative[:, -1])[:, None], axis=1)
     last = w.shape[1] - 1 - np.argmax(w[:, ::-1] > 0, axis=1)
     chosen = np.minimum(first, last)[:, None]

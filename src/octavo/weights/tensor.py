@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Encoding = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+from octavo.weights.dequantise import Encoding, dequantise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +17,11 @@ class WeightTensor:
     Quantised encodings group 32 weights along the last dimension (K); ``data`` then holds whole rows of groups.
     """
 
-    name: str  # canonical, see model/weights/base.py
+    name: str  # canonical, as in an architecture's ``names``
     shape: tuple[int, ...]  # row-major: a linear layer is [out_features (N), in_features (K)]
     encoding: Encoding
     data: NDArray[np.uint8]  # 1-D, the bytes of the file, usually memory-mapped
 
     def to_float32(self) -> NDArray[np.float32]:
         """Dequantise: the written-out truth that every backend's unpack(pack(t)) must equal bit for bit."""
-        from octavo.kernels.reference.dequantise import dequantise
-
         return dequantise(self.data, self.encoding, self.shape)

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFileError
-from octavo.kernels.reference.dequantise import encoded_bytes
-from octavo.kernels.weight_tensor import Encoding
-from octavo.model.weights.mapped_file import map_file
-from octavo.model.weights.messages import plain
-from octavo.model.weights.strict_json import MAX_JSON_BYTES, parse_object
+from octavo.weights.dequantise import Encoding, encoded_bytes
+from octavo.weights.mapped_file import map_file
+from octavo.weights.messages import plain
+from octavo.weights.strict_json import MAX_JSON_BYTES, parse_object
 
 _DTYPES: dict[str, Encoding] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 _LENGTH_BYTES = 8

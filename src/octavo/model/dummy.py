@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from octavo.core.config import DummyFormat
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig
-from octavo.kernels.reference.dequantise import GROUP_LAYOUT, encoded_bytes
-from octavo.kernels.weight_tensor import WeightTensor
+from octavo.model.gguf_model import read_gguf_config
+from octavo.model.hf_model import read_hf_config
 from octavo.model.registry import find_architecture
-from octavo.model.weights.base import WeightSource
-from octavo.model.weights.gguf import read_gguf_config
-from octavo.model.weights.gguf_file import GGUFFile
-from octavo.model.weights.hf_config import read_hf_config
-from octavo.model.weights.mapped_file import confined, read_small
-from octavo.model.weights.strict_json import MAX_JSON_BYTES, parse_object
+from octavo.model.weight_source import WeightSource
+from octavo.weights.dequantise import GROUP_LAYOUT, encoded_bytes
+from octavo.weights.gguf_file import GGUFFile
+from octavo.weights.mapped_file import confined, read_small
+from octavo.weights.strict_json import MAX_JSON_BYTES, parse_object
+from octavo.weights.tensor import WeightTensor
 
 _SLICE = 1 << 18  # values made at a time, so that the passes over a slice stay in the L2 cache
 #: Standard deviation of a uniformly random integer of the encoding.

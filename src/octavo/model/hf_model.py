@@ -10,35 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from octavo.core.errors import ModelFileError
-from octavo.kernels.weight_tensor import Encoding, WeightTensor
-from octavo.model.weights.base import WeightSource
-from octavo.model.weights.hf_config import read_hf_config
-from octavo.model.weights.mapped_file import confined, read_small
-from octavo.model.weights.safetensors import SafetensorsEntry, SafetensorsFile
-from octavo.model.weights.strict_json import MAX_JSON_BYTES, parse_object
+from octavo.core.model_config import ModelConfig
+from octavo.model.hf_fields import HFFields
+from octavo.model.registry import ARCHITECTURES, find_architecture, known_architectures
+from octavo.model.weight_source import WeightSource
+from octavo.weights.dequantise import Encoding
+from octavo.weights.hf_files import CONFIG, INDEX, SINGLE, read_index
+from octavo.weights.mapped_file import confined, read_small
+from octavo.weights.safetensors import SafetensorsEntry, SafetensorsFile
+from octavo.weights.strict_json import MAX_JSON_BYTES, parse_object
+from octavo.weights.tensor import WeightTensor
 
-CONFIG = "config.json"
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-MAX_SHARDS = 1024
-
-_TOP_LEVEL = {
-    "model.embed_tokens.weight": "embedding.weight",
-    "model.norm.weight": "final_norm.weight",
-    "lm_head.weight": "head.weight",
-}
-_IN_LAYER = {
-    "input_layernorm": "attention_norm",
-    "self_attn.q_proj": "q",
-    "self_attn.k_proj": "k",
-    "self_attn.v_proj": "v",
-    "self_attn.o_proj": "o",
-    "post_attention_layernorm": "mlp_norm",
-    "mlp.gate_proj": "gate",
-    "mlp.up_proj": "up",
-    "mlp.down_proj": "down",
-}
-_LAYER_NAME = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.([a-z_.]+)\.(weight|bias)")
 # Old checkpoints carry the rotary frequencies; they follow from rope_theta, which is what octavo uses.
 _ROTARY_BUFFER = re.compile(r"model\.(layers\.[0-9]{1,5}\.self_attn\.)?rotary_emb\.inv_freq")
 
@@ -53,14 +35,14 @@ class HFFolderWeights(WeightSource):
     def __init__(self, folder: Path, only_file: str | None = None) -> None:
         self.folder = folder
         config_bytes = read_small(confined(folder, CONFIG), MAX_JSON_BYTES)
-        self.config = read_hf_config(
-            parse_object(config_bytes, str(folder / CONFIG)), str(folder / CONFIG), folder.name
-        )
+        where = str(folder / CONFIG)
+        self.config = read_hf_config(parse_object(config_bytes, where), where, folder.name)
+        self._names = find_architecture(self.config.architecture).names
         digest = sha256(config_bytes)
         self._where: dict[str, tuple[SafetensorsFile, SafetensorsEntry]] = {}
         self._files: list[SafetensorsFile] = []
         try:
-            placed = {} if only_file else _read_index(folder)
+            placed = {} if only_file else read_index(folder)
             for name in [only_file] if only_file else sorted(set(placed.values())) or [SINGLE]:
                 file = SafetensorsFile(confined(folder, name))
                 self._files.append(file)
@@ -101,7 +83,7 @@ class HFFolderWeights(WeightSource):
         for entry in file.tensors.values():
             if _ROTARY_BUFFER.fullmatch(entry.name):
                 continue
-            name = canonical_name(entry.name)
+            name = self._names.from_hf(entry.name)
             if name in self._where:
                 other = self._where[name][0].path.name
                 raise ModelFileError(f"{self.folder}: tensor {name!r} is both in {other} and in {file.path.name}")
@@ -119,34 +101,9 @@ class HFFolderWeights(WeightSource):
         del self._where["head.weight"]
 
 
-def canonical_name(file_name: str) -> str:
-    """Hugging Face's tensor name -> canonical name; a name without a counterpart is given as it is."""
-    if file_name in _TOP_LEVEL:
-        return _TOP_LEVEL[file_name]
-    match = _LAYER_NAME.fullmatch(file_name)
-    if match is None or match[2] not in _IN_LAYER:
-        return file_name
-    return f"layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
-
-
-def _read_index(folder: Path) -> dict[str, str]:
-    """Tensor name -> shard, from the index; empty if the weights are in one file."""
-    if (folder / SINGLE).exists():
-        return {}
-    if not (folder / INDEX).exists():
-        raise ModelFileError(f"{folder} holds neither {SINGLE} nor {INDEX}; pickles (.bin) are never read")
-    where = folder / INDEX
-    return shards_of(parse_object(read_small(confined(folder, INDEX), MAX_JSON_BYTES), str(where)), str(where))
-
-
-def shards_of(index: dict[str, object], where: str) -> dict[str, str]:
-    """Tensor name -> shard file, of a parsed index."""
-    placed = index.get("weight_map")
-    if not isinstance(placed, dict) or not placed or not all(isinstance(shard, str) for shard in placed.values()):
-        raise ModelFileError(f"{where}: weight_map must be an object of tensor names and file names")
-    shards = set(placed.values())
-    if len(shards) > MAX_SHARDS:
-        raise ModelFileError(f"{where} names {len(shards)} files; at most {MAX_SHARDS} are read")
-    if odd := [shard for shard in shards if not shard.endswith(".safetensors")]:
-        raise ModelFileError(f"{where} names {odd[0]!r}, which is not a safetensors file")
-    return placed
+def read_hf_config(fields: dict[str, object], where: str, name: str) -> ModelConfig:
+    """The shape that a parsed config.json describes. where: its path, for messages; name: what to call the model."""
+    values = HFFields(fields, where, name)
+    if values.model_type not in ARCHITECTURES:
+        values.fail(f"model_type is {values.model_type!r}; supported are {known_architectures()}")
+    return find_architecture(values.model_type).from_hf(values)

@@ -30,10 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFileError
-from octavo.kernels.reference.dequantise import encoded_bytes
-from octavo.kernels.weight_tensor import Encoding
-from octavo.model.weights.mapped_file import map_file
-from octavo.model.weights.messages import plain
+from octavo.weights.dequantise import Encoding, encoded_bytes
+from octavo.weights.mapped_file import map_file
+from octavo.weights.messages import plain
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

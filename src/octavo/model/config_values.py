@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig, RopeScaling
-from octavo.model.weights.messages import plain
+from octavo.weights.messages import plain
 
 MAX_CONTEXT = 1 << 24  # tokens; rotary tables grow with it, so a forged value must not get through
 MAX_WIDTH = 1 << 20  # hidden, intermediate

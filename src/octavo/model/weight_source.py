@@ -6,28 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from octavo.core.model_config import ModelConfig
-from octavo.kernels.weight_tensor import Encoding, WeightTensor
-
-#: The names that architectures use. Readers translate their own format's names into these, "{i}" is the layer.
-#: Q and K rows are in rotate-half order (pairs i and i + head_dim/2): the GGUF reader undoes llama's interleaving.
-CANONICAL_NAMES = (
-    "embedding.weight",  # [vocab, hidden]
-    "layers.{i}.attention_norm.weight",  # [hidden]
-    "layers.{i}.q.weight",  # [heads * head_dim, hidden]; .bias [heads * head_dim] where attention_bias
-    "layers.{i}.k.weight",
-    "layers.{i}.v.weight",
-    "layers.{i}.o.weight",  # [hidden, heads * head_dim]
-    "layers.{i}.mlp_norm.weight",  # [hidden]
-    "layers.{i}.gate.weight",  # [intermediate, hidden]
-    "layers.{i}.up.weight",
-    "layers.{i}.down.weight",  # [hidden, intermediate]
-    "final_norm.weight",  # [hidden]
-    "head.weight",  # [vocab, hidden]; absent when tied
-)
+from octavo.weights.dequantise import Encoding
+from octavo.weights.tensor import WeightTensor
 
 
 class WeightSource(ABC):
-    """An opened model file or folder: its config and its tensors by canonical name."""
+    """An opened model file or folder: its config and its tensors by canonical name (``TensorNames``).
+
+    Rows of Q and K are in rotate-half order (pairs i and i + rope_dim / 2), whatever the file's is.
+    """
 
     config: ModelConfig
     fingerprint: (

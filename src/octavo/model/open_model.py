@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from octavo.core.errors import ModelFileError
-from octavo.model.weights.base import WeightSource
-from octavo.model.weights.gguf import GGUFWeights
-from octavo.model.weights.gguf_file import MAGIC
-from octavo.model.weights.hf_folder import HFFolderWeights
-from octavo.model.weights.messages import plain
+from octavo.model.gguf_model import GGUFWeights
+from octavo.model.hf_model import HFFolderWeights
+from octavo.model.weight_source import WeightSource
+from octavo.weights.gguf_file import MAGIC
+from octavo.weights.messages import plain
 
 _SHOWN_PROBLEMS = 8
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -14,8 +14,8 @@ from octavo.core.limits import (
     MAX_TEXT_JOB_BYTES_PER_CLIENT,
     MAX_TEXT_JOBS_PER_CLIENT,
 )
-from octavo.engine.text_workers import TextWorkers
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.workers import TextWorkers
 
 
 class Log:
@@ -213,7 +213,7 @@ def test_two_clients_that_hang_up_do_not_delay_a_third(small_tokenizer: Tokenize
         while workers.run_piece():
             num_pieces += 1
         assert num_pieces <= 5  # its own
-        assert await hi == list(b"hi")  # type: ignore[comparison-overlap]
+        assert await hi == small_tokenizer.encode("hi")  # type: ignore[comparison-overlap]
         await asyncio.gather(*rude, return_exceptions=True)
         assert not workers.run_piece()
 

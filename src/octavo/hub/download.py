@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.core.errors import DownloadError, ModelFileError
-from octavo.model.weights.cache import hub_folder, locked
-from octavo.model.weights.hf_folder import CONFIG, INDEX, SINGLE, shards_of
-from octavo.model.weights.mapped_file import read_small
-from octavo.model.weights.strict_json import MAX_JSON_BYTES, parse_object
+from octavo.hub.cache import hub_folder, locked
+from octavo.weights.hf_files import CONFIG, INDEX, SINGLE, shards_of
+from octavo.weights.mapped_file import read_small
+from octavo.weights.strict_json import MAX_JSON_BYTES, parse_object
 
 #: Files beside the weights, where a repository has them.
 _SMALL_FILES = (

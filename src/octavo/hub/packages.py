@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO
 
 from octavo.core.errors import DownloadError
-from octavo.model.weights.cache import package_folder, package_workspace
-from octavo.model.weights.progress import ByteProgress
+from octavo.hub.cache import package_folder, package_workspace
+from octavo.hub.progress import ByteProgress
 
 _POLL_S = 0.1
 

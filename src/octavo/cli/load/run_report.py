@@ -1,4 +1,4 @@
-"""Figures for people: plain text that fits its width by leaving columns out, never by cutting them."""
+"""What is said about a run: plain text that fits its width by leaving columns out, never by cutting them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from octavo.cli.distributions import distribution
 from octavo.cli.load.measures import Target, failures, interference, latencies, totals
 from octavo.cli.load.runner import ClientCost, Run
 from octavo.cli.load.sample import Sample
+from octavo.cli.tables import Table, plain_lines
 
 #: Statistics of a latency, those to keep longest first.
 _COLUMNS = ("p50", "p99", "mean", "p95", "p90", "max", "count")
@@ -29,32 +30,19 @@ def width() -> int:
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right, two spaces between."""
-    lines = [list(headings), *map(list, rows)]
-    sizes = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-
-    def line_of(cells: Sequence[str]) -> str:
-        return "  ".join(
-            cell.rjust(size) if column else cell.ljust(size)
-            for column, (cell, size) in enumerate(zip(cells, sizes, strict=True))
-        ).rstrip()
-
-    return "\n".join(map(line_of, lines))
-
-
 def latency_table(rows: Sequence[tuple[str, Mapping[str, float] | None]], columns: int) -> str:
     """One row per latency, in milliseconds, with as many statistics as fit."""
     for dropped in range(len(_COLUMNS)):
         kept = set(_COLUMNS[: len(_COLUMNS) - dropped])
         names = [name for name in _ORDER if name in kept]
-        shown = table(
-            ["ms", *(_HEADINGS.get(name, name) for name in names)],
-            [(label, *(_cell(found, name) for name in names)) for label, found in rows],
+        table = Table(
+            headings=["ms", *(_HEADINGS.get(name, name) for name in names)],
+            rows=[(label, *(_cell(found, name) for name in names)) for label, found in rows],
         )
-        if max(map(len, shown.splitlines())) <= columns:
+        lines = list(plain_lines(table))
+        if max(map(len, lines)) <= columns:
             break
-    return shown
+    return "\n".join(lines)
 
 
 def _cell(found: Mapping[str, float] | None, name: str) -> str:

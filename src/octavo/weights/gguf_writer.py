@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.errors import ModelFileError
-from octavo.core.model_config import ModelConfig
-from octavo.kernels.reference.dequantise import encoded_bytes
-from octavo.kernels.weight_tensor import Encoding
-from octavo.model.weights.config_values import llama3_frequency_divisors
-from octavo.model.weights.dummy import DummyWeights
-from octavo.model.weights.gguf import gguf_name, interleaved
-from octavo.model.weights.gguf_file import DEFAULT_ALIGNMENT, MAGIC, SUPPORTED_TYPES
+from octavo.weights.dequantise import Encoding, encoded_bytes
+from octavo.weights.gguf_file import DEFAULT_ALIGNMENT, MAGIC, SUPPORTED_TYPES
 
 TYPE_NUMBERS: dict[str, int] = {encoding: number for number, encoding in SUPPORTED_TYPES.items()}
 _STRING, _ARRAY = 8, 9
 _STRUCTS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
-#: ``general.file_type``: what most matrices are.
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
 
 
 class Typed:
@@ -111,53 +102,3 @@ def write_gguf(
             assert data.size == size, name
             file.write(data.data)
             file.write(bytes(-size % DEFAULT_ALIGNMENT))
-
-
-def write_llama(path: Path, source: DummyWeights, tokenizer: Mapping[str, object]) -> None:
-    """A model of the llama architecture; one tensor in memory at a time.
-
-    tokenizer: ``tokenizer.*`` keys; as many tokens as the embedding has rows
-
-    Raises ``ModelFileError`` for what such a file cannot say.
-    """
-    config, names = source.config, list(source.names())
-    metadata = {**llama_metadata(config), **tokenizer}
-    metadata["general.file_type"] = _FILE_TYPES[source.encoding("embedding.weight")]
-    metadata["general.quantization_version"] = 2
-    infos: dict[str, tuple[Encoding, tuple[int, ...]]] = {
-        gguf_name(name): (source.encoding(name), source.shape(name)) for name in names
-    }
-    data = (interleaved(name, source.tensor(name).data, config) for name in names)
-    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
-        divisors = llama3_frequency_divisors(config.rope_theta, config.rope_dim, config.rope_scaling)
-        infos = {"rope_freqs.weight": ("F32", divisors.shape), **infos}
-        write_gguf(path, metadata, infos, chain([divisors.astype("<f4").view(np.uint8)], data))
-    else:
-        write_gguf(path, metadata, infos, data)
-
-
-def llama_metadata(config: ModelConfig) -> dict[str, object]:
-    """The keys that describe the shape. Raises ``ModelFileError`` for what a llama file cannot say."""
-    if config.architecture != "llama" or config.hidden_act != "silu" or config.sliding_window is not None:
-        raise ModelFileError(f"{config.name} is not a plain llama model; only those are written as GGUF")
-    if config.attention_soft_cap is not None or config.logits_soft_cap is not None:
-        raise ModelFileError(f"{config.name} caps its scores, which a llama file cannot say")
-    keys: dict[str, object] = {
-        "general.architecture": "llama",
-        "general.name": config.name,
-        "llama.block_count": config.num_layers,
-        "llama.context_length": config.max_position,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.vocab_size": config.vocab_size,
-        "llama.attention.head_count": config.num_heads,
-        "llama.attention.head_count_kv": config.num_kv_heads,
-        "llama.attention.key_length": config.head_dim,
-        "llama.attention.value_length": config.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.rope.dimension_count": config.rope_dim,
-        "llama.rope.freq_base": config.rope_theta,
-    }
-    if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
-        keys |= {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": config.rope_scaling.factor}
-    return keys

@@ -1,0 +1,1 @@
+"""Getting models: names, downloads, packages, and the cache."""

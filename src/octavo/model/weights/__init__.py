@@ -1,1 +1,0 @@
-"""Model files: where they come from and how they are read."""

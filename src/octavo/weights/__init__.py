@@ -1,0 +1,1 @@
+"""Weight files: their formats, and what the bytes of a tensor mean."""
