@@ -51,20 +51,49 @@ void float_tile(const octavo::LinearTask& t, int row, int panel) {
             store(t.out + (row + r - t.row_begin) * t.out_stride + (panel + p - t.panel_begin) * kLanes, acc[r][p]);
 }
 
+// Panels that a tile of R rows takes: enough chains, in 16 or 32 registers.
+constexpr int panels_of(int rows) { return rows == 1 ? 4 : rows == 2 || kRegisters >= 32 ? 2 : 1; }
+
+// R rows over the panels [begin, end).
+template <class Load, int R>
+void float_rows(const octavo::LinearTask& t, int row, int begin, int end) {
+    constexpr int P = panels_of(R);
+    int p = begin;
+    for (; p + P <= end; p += P) float_tile<Load, R, P>(t, row, p);
+    for (; p < end; ++p) float_tile<Load, R, 1>(t, row, p);
+}
+
+// Bytes of weights that all rows meet before the next are looked at: they stay in the L2 cache, and come from memory
+// once.
+constexpr size_t kFloatGroupBytes = 512 << 10;
+
 template <class Load>
 void linear_float(const octavo::LinearTask& t) {
-    int row = t.row_begin;
-    for (; row + 6 <= t.row_end; row += 6)
-        for (int p = t.panel_begin; p < t.panel_end; ++p) float_tile<Load, 6, 1>(t, row, p);
-    for (; row + 2 <= t.row_end; row += 2) {
-        int p = t.panel_begin;
-        for (; p + 2 <= t.panel_end; p += 2) float_tile<Load, 2, 2>(t, row, p);
-        for (; p < t.panel_end; ++p) float_tile<Load, 2, 1>(t, row, p);
-    }
-    if (row < t.row_end) {
-        int p = t.panel_begin;
-        for (; p + 4 <= t.panel_end; p += 4) float_tile<Load, 1, 4>(t, row, p);
-        for (; p < t.panel_end; ++p) float_tile<Load, 1, 1>(t, row, p);
+    const size_t fit = kFloatGroupBytes / t.w->panel_stride;
+    const int group = fit < 4 ? 4 : static_cast<int>(fit) / 4 * 4;
+    for (int begin = t.panel_begin; begin < t.panel_end; begin += group) {
+        const int end = begin + group < t.panel_end ? begin + group : t.panel_end;
+        int row = t.row_begin;
+        for (; row + 6 <= t.row_end; row += 6) float_rows<Load, 6>(t, row, begin, end);
+        switch (t.row_end - row) {
+            case 5:
+                float_rows<Load, 5>(t, row, begin, end);
+                break;
+            case 4:
+                float_rows<Load, 4>(t, row, begin, end);
+                break;
+            case 3:
+                float_rows<Load, 3>(t, row, begin, end);
+                break;
+            case 2:
+                float_rows<Load, 2>(t, row, begin, end);
+                break;
+            case 1:
+                float_rows<Load, 1>(t, row, begin, end);
+                break;
+            default:
+                break;
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 namespace {
 
 constexpr int kLanes = 16;
+constexpr int kRegisters = 16;  // of vectors
 
 struct Vec {
     __m256 lo, hi;

@@ -11,6 +11,7 @@
 namespace {
 
 constexpr int kLanes = 16;
+constexpr int kRegisters = 32;  // of vectors
 
 using Vec = __m512;
 using IVec = __m512i;
