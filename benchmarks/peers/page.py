@@ -142,6 +142,11 @@ def _run(name: str, results: Results) -> Iterator[str]:
         if table.rows:
             yield f"### {table.title[0].upper()}{table.title[1:]}"
             yield table.markdown()
+    if results.facts.get("starts"):
+        yield (
+            "Memory is that of the process after a workload. octavo keeps the KV of finished prompts until the room is "
+            "needed, up to `--kv-cache-memory`: by default half of the memory that the weights leave."
+        )
     if failed := failure_lines(results):
         yield "Failed requests:"
         yield "\n".join(f"- {line}" for line in failed)
