@@ -119,7 +119,7 @@ void attend_tile(const ItemRows& rows, int base, const AttentionScratch& scratch
     }
     tile.head_dim = rows.head_dim;
     tile.v_dim = rows.v_dim;
-    tile.kv_bf16 = c.kv.shape().bf16;
+    tile.kv_bf16 = c.kv.shape().bf16();
     tile.scale = c.call.scale;
     tile.soft_cap = c.call.soft_cap;
     const int tile_begin = std::max(0, rows.lowest(0) - base);

@@ -261,71 +261,36 @@ using M = std::shared_ptr<PackedMatrix>;
 using V = std::shared_ptr<Vector>;
 using ProgramClass = nb::class_<P>;
 
-// Ops that treat each row alone.
-void bind_row_ops(ProgramClass& program) {
-    program
-        .def(
-            "embedding",
-            [](P& p, Section s, Domain d, M table, int out) {
-                p.program().add_row_op(s, d, {.kind = RowOpKind::kEmbedding, .out = out, .table = p.matrix(table)});
-            },
-            "section"_a, "domain"_a, "table"_a, "out"_a)
-        .def(
-            "rms_norm",
-            [](P& p, Section s, Domain d, int x, V weight, float eps, int out) {
-                const float* w = p.vector(weight, p.program().width(x));
-                p.program().add_row_op(s, d,
-                                       {.kind = RowOpKind::kRmsNorm, .a = x, .out = out, .weight = w, .value = eps});
-            },
-            "section"_a, "domain"_a, "x"_a, "weight"_a, "eps"_a, "out"_a)
-        .def(
-            "quantise",
-            [](P& p, Section s, Domain d, int x, int out) {
-                p.program().add_row_op(s, d, {.kind = RowOpKind::kQuantise, .a = x, .out = out});
-            },
-            "section"_a, "domain"_a, "x"_a, "out"_a)
-        .def(
-            "rope",
-            [](P& p, Section s, Domain d, int x, int num_heads, int out) {
-                p.program().add_row_op(s, d, {.kind = RowOpKind::kRope, .a = x, .out = out, .count = num_heads});
-            },
-            "section"_a, "domain"_a, "x"_a, "num_heads"_a, "out"_a)
-        .def(
-            "write_kv",
-            [](P& p, Section s, Domain d, int layer, int k, int v) {
-                p.program().add_row_op(s, d, {.kind = RowOpKind::kWriteKv, .a = k, .b = v, .count = layer});
-            },
-            "section"_a, "domain"_a, "layer"_a, "k"_a, "v"_a)
-        .def(
-            "gated_mul",
-            [](P& p, Section s, Domain d, Gate gate, int a, int b, int out) {
-                p.program().add_row_op(s, d, {.kind = RowOpKind::kGatedMul, .a = a, .b = b, .out = out, .gate = gate});
-            },
-            "section"_a, "domain"_a, "gate"_a, "a"_a, "b"_a, "out"_a)
-        .def(
-            "add",
-            [](P& p, Section s, Domain d, int a, int b, int out) {
-                p.program().add_row_op(s, d, {.kind = RowOpKind::kAdd, .a = a, .b = b, .out = out});
-            },
-            "section"_a, "domain"_a, "a"_a, "b"_a, "out"_a)
-        .def(
-            "scale",
-            [](P& p, Section s, Domain d, int x, float factor, int out) {
-                p.program().add_row_op(s, d, {.kind = RowOpKind::kScale, .a = x, .out = out, .value = factor});
-            },
-            "section"_a, "domain"_a, "x"_a, "factor"_a, "out"_a)
-        .def(
-            "select_rows",
-            [](P& p, Section s, Domain d, int x, int out) {
-                p.program().add_row_op(s, d, {.kind = RowOpKind::kSelectRows, .a = x, .out = out});
-            },
-            "section"_a, "domain"_a, "x"_a, "out"_a)
-        .def(
-            "soft_cap",
-            [](P& p, Section s, Domain d, float cap, int x, int out) {
-                p.program().add_row_op(s, d, {.kind = RowOpKind::kSoftCap, .a = x, .out = out, .value = cap});
-            },
-            "section"_a, "domain"_a, "cap"_a, "x"_a, "out"_a);
+// An op that treats each row alone; what it does not use keeps its default.
+void bind_row_op(nb::module_& m, ProgramClass& program) {
+    nb::enum_<RowOpKind>(m, "RowOp")
+        .value("EMBEDDING", RowOpKind::kEmbedding)
+        .value("RMS_NORM", RowOpKind::kRmsNorm)
+        .value("QUANTISE", RowOpKind::kQuantise)
+        .value("ROPE", RowOpKind::kRope)
+        .value("WRITE_KV", RowOpKind::kWriteKv)
+        .value("GATED_MUL", RowOpKind::kGatedMul)
+        .value("ADD", RowOpKind::kAdd)
+        .value("SCALE", RowOpKind::kScale)
+        .value("SELECT_ROWS", RowOpKind::kSelectRows)
+        .value("SOFT_CAP", RowOpKind::kSoftCap);
+    program.def(
+        "row_op",
+        [](P& p, RowOpKind kind, Section s, Domain d, int a, int b, int out, float value, int count, Gate gate,
+           V weight, M table) {
+            p.program().add_row_op(s, d,
+                                   {.kind = kind,
+                                    .a = a,
+                                    .b = b,
+                                    .out = out,
+                                    .weight = weight ? p.vector(weight, p.program().width(a)) : nullptr,
+                                    .table = table ? p.matrix(table) : nullptr,
+                                    .value = value,
+                                    .count = count,
+                                    .gate = gate});
+        },
+        "kind"_a, "section"_a, "domain"_a, "a"_a = -1, "b"_a = -1, "out"_a = -1, "value"_a = 0.0f, "count"_a = 0,
+        "gate"_a = Gate::kSilu, "weight"_a.none() = nb::none(), "table"_a.none() = nb::none());
 }
 
 // Ops that are a phase of their own.
@@ -392,7 +357,7 @@ void bind_program(nb::module_& m) {
             },
             "buffer"_a, "rows"_a, "The first rows of a float buffer, as the last step left them.")
         .def("run", &P::run, "kv"_a, "ints"_a, "sizes"_a, "draws"_a, "lists"_a, "targets"_a.none(), "notify_fd"_a);
-    bind_row_ops(program);
+    bind_row_op(m, program);
     bind_phases(program);
 }
 
@@ -421,15 +386,22 @@ NB_MODULE(_native, m) {
         .def(nb::init<Reals>(), "values"_a)
         .def_prop_ro("size", [](const Vector& v) { return v.size; });
     m.def("pack", &pack, "context"_a, "encoding"_a, "rows"_a, "cols"_a, "data"_a);
+    nb::enum_<KvKind>(m, "KvKind").value("F32", KvKind::kF32).value("BF16", KvKind::kBf16);
+    m.def(
+        "kv_token_bytes",
+        [](KvKind kind, int layers, int kv_heads, int head_dim) {
+            return KvShape{layers, 1, 1, kv_heads, head_dim, kind}.block_bytes();
+        },
+        "kind"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a, "Bytes of K and V of one position.");
     nb::class_<KvCache>(m, "KvCache", "The paged KV cache of all layers.")
         .def(
             "__init__",
-            [](KvCache* self, int layers, int blocks, int block_size, int kv_heads, int head_dim, bool bf16) {
+            [](KvCache* self, KvKind kind, int layers, int blocks, int block_size, int kv_heads, int head_dim) {
                 if (layers < 1 || blocks < 1 || block_size < 1 || kv_heads < 1 || head_dim < 1)
                     throw std::invalid_argument("every size of a KV cache must be positive");
-                new (self) KvCache(KvShape{layers, blocks, block_size, kv_heads, head_dim, bf16});
+                new (self) KvCache(KvShape{layers, blocks, block_size, kv_heads, head_dim, kind});
             },
-            "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "bf16"_a)
+            "kind"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a)
         .def_prop_ro("num_bytes", &KvCache::bytes)
         .def(
             "poison",

@@ -12,12 +12,15 @@
 
 namespace octavo {
 
+enum class KvKind { kF32, kBf16 };
+
 struct KvShape {
     int num_layers, num_blocks, block_size, num_kv_heads, head_dim;
-    bool bf16;  // else float32
+    KvKind kind;
 
+    bool bf16() const { return kind == KvKind::kBf16; }
     int v_dim() const { return (head_dim + 15) / 16 * 16; }
-    size_t element_bytes() const { return bf16 ? 2 : 4; }
+    size_t element_bytes() const { return bf16() ? 2 : 4; }
     size_t k_elements() const { return static_cast<size_t>(block_size) * head_dim; }
     size_t head_elements() const { return k_elements() + static_cast<size_t>(block_size) * v_dim(); }
     size_t layer_elements() const { return head_elements() * num_kv_heads; }

@@ -107,7 +107,7 @@ double Program::run(const Step& step, const KvCache& kv, LogitsConsumer& consume
         throw std::invalid_argument("the KV cache has other layers, heads or head_dim than the model");
     check_step(step, {max_tokens_, max_seqs_, shape_.vocab_size}, s);
     const int group = shape_.num_heads / shape_.num_kv_heads;
-    const bool bf16 = activations_ != Activations::kInt8 && s.bf16;
+    const bool bf16 = activations_ != Activations::kInt8 && s.bf16();
     const auto slices = static_cast<size_t>(blocks(step.num_rows(), kSliceRows));
     WorkCounter* counters = pool_.counters(2 + 2 * sections_[0].size() + slices * (2 * sections_[1].size() + 1));
     AttentionPlan plan = plan_attention(step, group, shape_.num_kv_heads, pool_.size(), bf16);
@@ -321,7 +321,7 @@ void Program::Run::write_kv_row(const RowOp& op, int row, const float* k, const 
                      nullptr,
                      s.head_elements(),
                      static_cast<size_t>(s.block_size),
-                     s.bf16};
+                     s.bf16()};
     task.k_out = base + static_cast<size_t>(offset) * s.element_bytes();
     task.v_out = base + (s.k_elements() + static_cast<size_t>(offset) * s.v_dim()) * s.element_bytes();
     p.kernels_.write_kv(task);

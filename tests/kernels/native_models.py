@@ -151,4 +151,4 @@ class OpModel:
     def head(self, ops: Ops, rows: Array) -> Array:
         rng = np.random.default_rng(0)
         head = random_tensor(rng, (self.config.vocab_size, rows.width))
-        return ops.logits(rows, self._made.pack(head, frozenset({"linear"})))
+        return ops.logits(rows, self._made.pack(head, frozenset({"head"})))

@@ -26,7 +26,7 @@ from octavo.weights.tensor import WeightTensor
 Array = Any  # a backend's activation array: opaque to models
 Weight = Any  # a backend's packed weight: opaque to models
 Activation = Literal["silu", "gelu"]
-WeightUse = Literal["linear", "embedding", "norm", "bias"]
+WeightUse = Literal["linear", "embedding", "head", "norm", "bias"]  # head: the matrix of the logits
 
 
 class Ops(Protocol):

@@ -36,7 +36,12 @@ def norm(size: int) -> TensorSpec:
 
 def embedding(vocab_size: int, hidden_size: int, *, head: bool) -> TensorSpec:
     """The token table [vocab, hidden]; ``head``: it is also the matrix of the logits (tied embeddings)."""
-    return TensorSpec((vocab_size, hidden_size), frozenset({"embedding", "linear"} if head else {"embedding"}))
+    return TensorSpec((vocab_size, hidden_size), frozenset({"embedding", "head"} if head else {"embedding"}))
+
+
+def head(vocab_size: int, hidden_size: int) -> TensorSpec:
+    """The matrix of the logits [vocab, hidden], where it is none of the embedding's."""
+    return TensorSpec((vocab_size, hidden_size), frozenset({"head"}))
 
 
 @dataclass(frozen=True, slots=True)

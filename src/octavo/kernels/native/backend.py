@@ -26,9 +26,10 @@ from octavo.kernels.base import (
     WeightBytes,
     WeightUse,
 )
+from octavo.kernels.cost import CostLedger
 from octavo.kernels.native.builder import ProgramBuilder
-from octavo.kernels.native.cost import CostLedger, measure_machine
 from octavo.kernels.native.draws import DrawPacker
+from octavo.kernels.native.measure import measure_machine
 from octavo.kernels.native.threads import default_threads
 from octavo.weights.dequantise import Encoding, encoded_bytes
 from octavo.weights.tensor import WeightTensor
@@ -36,7 +37,7 @@ from octavo.weights.tensor import WeightTensor
 Numerics = Literal["exact", "fast"]
 Activations = Literal["auto", "int8", "bf16", "by rows"]
 PackedWeight = _native.PackedMatrix | _native.Vector
-_KV_BYTES = {"bfloat16": 2, "float32": 4}
+_KV_KINDS = {"bfloat16": _native.KvKind.BF16, "float32": _native.KvKind.F32}
 _FAILURES: dict[int, DrawFailure] = {
     -1: "not_finite",
     -2: "no_token_left",
@@ -74,7 +75,7 @@ class NativeBackend(Backend):
         if numerics not in ("exact", "fast"):
             raise ConfigError(f"numerics is {numerics!r} but must be exact or fast")
         self.kv_dtype = "bfloat16" if kv_dtype == "auto" else kv_dtype
-        if self.kv_dtype not in _KV_BYTES:
+        if self.kv_dtype not in _KV_KINDS:
             raise ConfigError(f"kv_dtype is {kv_dtype!r} but the native backend has auto, bfloat16 and float32")
         try:
             arithmetic = numerics if activations == "auto" else activations
@@ -85,7 +86,7 @@ class NativeBackend(Backend):
         self.fingerprint = f"native-{self.isa}-{numerics}-{self.kv_dtype}"
         self._config, self._fused = config, fused
         self._packer = DrawPacker()
-        self._ledger = CostLedger(self._context)
+        self._ledger = CostLedger()
         self._mapped: dict[int, mmap.mmap] = {}
         self._kv: _native.KvCache | None = None
         self._program: _native.Program | None = None
@@ -94,7 +95,7 @@ class NativeBackend(Backend):
         """Vectors (norms, biases) as float32, matrices in panels of 16 rows (csrc/ops/types.h), values unchanged."""
         if uses <= {"norm", "bias"}:
             vector = _native.Vector(tensor.to_float32().reshape(-1))
-            self._ledger.add_vector(vector)
+            self._ledger.add(uses, num_bytes=4 * vector.size, macs=0)
             return vector
         if len(tensor.shape) != 2:
             raise ConfigError(f"tensor {tensor.name} has shape {tensor.shape} but a matrix has two dimensions")
@@ -103,7 +104,9 @@ class NativeBackend(Backend):
             matrix = _native.pack(self._context, tensor.encoding, *tensor.shape, tensor.data)
         except ValueError as error:
             raise ConfigError(f"tensor {tensor.name}: {error}") from error
-        self._ledger.add_matrix(tensor.name, matrix, uses)
+        rows, columns = matrix.shape
+        is_quantised = matrix.reads_quantised(self._context)
+        self._ledger.add(uses, num_bytes=matrix.num_bytes, macs=rows * columns, is_quantised=is_quantised)
         return matrix
 
     def weight_bytes(self, shape: tuple[int, ...], encoding: Encoding, uses: frozenset[WeightUse]) -> WeightBytes:
@@ -125,18 +128,20 @@ class NativeBackend(Backend):
         return unpacked
 
     def kv_bytes_per_token(self, config: ModelConfig) -> int:
-        padded = -(-config.head_dim // 16) * 16  # rows of V are whole registers
-        return config.num_layers * config.num_kv_heads * (config.head_dim + padded) * _KV_BYTES[self.kv_dtype]
+        kind = _KV_KINDS[self.kv_dtype]
+        return _native.kv_token_bytes(kind, config.num_layers, config.num_kv_heads, config.head_dim)
 
     def allocate_kv_cache(self, layout: KVCacheLayout) -> int:
         try:
+            if layout.num_blocks >= 1 << 31:
+                raise MemoryError
             self._kv = _native.KvCache(
+                _KV_KINDS[self.kv_dtype],
                 layout.num_layers,
                 layout.num_blocks,
                 layout.block_size,
                 layout.num_kv_heads,
                 layout.head_dim,
-                bf16=self.kv_dtype == "bfloat16",
             )
         except MemoryError as error:
             size = layout.num_blocks * layout.block_size * self.kv_bytes_per_token(self._config)

@@ -12,6 +12,7 @@ from octavo.kernels.native.fusion import Item, Part, Quantise, Region, fuse
 from octavo.kernels.native.recorder import Domain, Node, Recorder, Symbol
 from octavo.kernels.reference.rope import inverse_frequencies
 
+RowOp = _native.RowOp
 _DOMAINS = {"tokens": _native.Domain.TOKENS, "rows": _native.Domain.ROWS}
 _GATES = {"silu": _native.Gate.SILU, "gelu": _native.Gate.GELU}
 _Key = tuple[Domain, int, bool]  # domain, width, quantised
@@ -95,7 +96,7 @@ class ProgramBuilder:
             if isinstance(item, Quantise):
                 source = self._buffers.of(item.symbol)
                 target = self._buffers.place(item.symbol, quantised=True)
-                self.program.quantise(section, _DOMAINS[item.symbol.domain], source, target)
+                self.program.row_op(RowOp.QUANTISE, section, _DOMAINS[item.symbol.domain], a=source, out=target)
             elif isinstance(item, Region):
                 parts = [self._part(part) for part in item.parts]
                 self.program.linear(section, _DOMAINS[item.outputs[0].domain], parts)
@@ -126,30 +127,33 @@ class ProgramBuilder:
         p, params = self.program, node.params
         inputs = [self._buffers.of(symbol) for symbol in node.inputs]
         if node.output is None:
-            p.write_kv(section, _DOMAINS[node.inputs[0].domain], params["layer"], *inputs)
+            domain = _DOMAINS[node.inputs[0].domain]
+            p.row_op(RowOp.WRITE_KV, section, domain, a=inputs[0], b=inputs[1], count=params["layer"])
             return
         out, domain = self._buffers.place(node.output), _DOMAINS[node.output.domain]
         match node.op:
             case "embedding":
-                p.embedding(section, domain, params["table"], out)
+                p.row_op(RowOp.EMBEDDING, section, domain, table=params["table"], out=out)
             case "rms_norm":
-                p.rms_norm(section, domain, inputs[0], params["weight"], params["eps"], out)
+                weight, eps = params["weight"], params["eps"]
+                p.row_op(RowOp.RMS_NORM, section, domain, a=inputs[0], weight=weight, value=eps, out=out)
             case "rope":
-                p.rope(section, domain, inputs[0], params["num_heads"], out)
+                p.row_op(RowOp.ROPE, section, domain, a=inputs[0], count=params["num_heads"], out=out)
             case "attention":
                 quantised_out = self._buffers.place(node.output, quantised=True) if params["quantised"] else -1
                 options = (params["scale"], params["window"], params["soft_cap"])
                 p.attention(params["layer"], inputs[0], out, *options, quantised_out)
             case "gated_mul":
-                p.gated_mul(section, domain, _GATES[params["activation"]], inputs[0], inputs[1], out)
+                gate = _GATES[params["activation"]]
+                p.row_op(RowOp.GATED_MUL, section, domain, a=inputs[0], b=inputs[1], gate=gate, out=out)
             case "add":
-                p.add(section, domain, inputs[0], inputs[1], out)
+                p.row_op(RowOp.ADD, section, domain, a=inputs[0], b=inputs[1], out=out)
             case "scale":
-                p.scale(section, domain, inputs[0], params["factor"], out)
+                p.row_op(RowOp.SCALE, section, domain, a=inputs[0], value=params["factor"], out=out)
             case "select_rows":
-                p.select_rows(section, domain, inputs[0], out)
+                p.row_op(RowOp.SELECT_ROWS, section, domain, a=inputs[0], out=out)
             case "soft_cap":
-                p.soft_cap(section, domain, params["cap"], inputs[0], out)
+                p.row_op(RowOp.SOFT_CAP, section, domain, a=inputs[0], value=params["cap"], out=out)
             case _:
                 raise AssertionError(node.op)
 

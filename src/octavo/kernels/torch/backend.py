@@ -24,6 +24,7 @@ from octavo.kernels.base import (
     WeightBytes,
     WeightUse,
 )
+from octavo.kernels.cost import CostLedger
 from octavo.kernels.torch.attention import MAX_GATHER_ROWS
 from octavo.kernels.torch.ops import Planes, RotationTable, TorchOps, layer_planes
 from octavo.kernels.torch.sampling import row_logprobs, sample
@@ -63,7 +64,7 @@ class TorchBackend(Backend):
         self._config = config
         self._rotations = RotationTable(config, self.device)
         self._layout: KVCacheLayout | None = None
-        self._packed: list[tuple[str, frozenset[WeightUse], torch.Tensor]] = []
+        self._ledger = CostLedger()
         self._kv_cache = torch.empty(0)
         self._planes: Planes = []
         self._model: Model | None = None
@@ -72,7 +73,7 @@ class TorchBackend(Backend):
         """Dequantise to the backend's dtype, row-major; norm gains stay float32, as the norm's arithmetic is."""
         dtype = torch.float32 if uses == {"norm"} else self._dtype
         packed = torch.from_numpy(tensor.to_float32()).to(self.device, dtype)
-        self._packed.append((tensor.name, uses, packed))
+        self._ledger.add(uses, num_bytes=packed.nbytes, macs=packed.numel())
         return packed
 
     def weight_bytes(self, shape: tuple[int, ...], encoding: Encoding, uses: frozenset[WeightUse]) -> WeightBytes:
@@ -145,32 +146,10 @@ class TorchBackend(Backend):
         )
 
     def model_cost(self) -> ModelCost:
-        layer_bytes = head_bytes = table_bytes = float_macs = head_macs = 0
-        for name, uses, tensor in self._packed:
-            if "linear" in uses and ("embedding" in uses or name == "head.weight"):
-                head_bytes, head_macs = tensor.nbytes, tensor.numel()
-            elif "embedding" in uses:
-                table_bytes = tensor.nbytes
-            else:
-                layer_bytes += tensor.nbytes
-                float_macs += tensor.numel() if "linear" in uses else 0
-        config = self._config
-        return ModelCost(
-            layer_bytes=layer_bytes,
-            head_bytes=head_bytes,
-            table_bytes=table_bytes,
-            kv_bytes=self.kv_bytes_per_token(config),
-            quantised_macs=0,
-            float_macs=float_macs,
-            head_macs=head_macs,
-            head_is_quantised=False,
-            attention_macs=2 * config.num_layers * config.num_heads * config.head_dim,
-            window=config.sliding_window,
-        )
+        return self._ledger.cost(self._config, kv_bytes=self.kv_bytes_per_token(self._config))
 
     def close(self) -> None:
         """Let go of the KV cache and the model."""
-        self._packed.clear()
         self._kv_cache, self._planes, self._model, self._layout = torch.empty(0), [], None, None
 
     def _copy_blocks(self, step: ModelInput) -> None:

@@ -223,4 +223,4 @@ def _finite_rows(logits: torch.Tensor) -> list[bool]:
 
 def _rows(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """Those rows, without a copy when they are all."""
-    return x if len(rows) == x.shape[0] else x.index_select(0, torch.tensor(rows, device=x.device))
+    return x if len(rows) == x.shape[0] else x.index_select(0, torch.tensor(rows, device=x.device, dtype=torch.long))

@@ -8,7 +8,7 @@ from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, Ops, Weight
 from octavo.model.gguf_keys import GGUFKeys
 from octavo.model.hf_fields import HFFields
-from octavo.model.layers import Attention, GatedMLP, TensorSpec, bias, embedding, linear, norm
+from octavo.model.layers import Attention, GatedMLP, TensorSpec, bias, embedding, head, linear, norm
 from octavo.model.tensor_names import TensorNames
 
 
@@ -81,7 +81,7 @@ class Llama:
                     specs[f"layers.{i}.{name}.bias"] = bias(rows)
         specs["final_norm.weight"] = norm(c.hidden_size)
         if not c.tied_embeddings:
-            specs["head.weight"] = linear(c.vocab_size, c.hidden_size)
+            specs["head.weight"] = head(c.vocab_size, c.hidden_size)
         return specs
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Weight]) -> None:
