@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from asgi import post_scope
 from octavo.api import create_app
 from octavo.api.garbage import FULL_COLLECTION, QUIET_TICKS, QuietCollector, collect_seldom
 from octavo.core.config import EngineConfig, ServerConfig
@@ -48,13 +49,7 @@ async def ask(app: Any, path: str, body: bytes, *, leave_after: int | None = Non
             left.set()
             await asyncio.sleep(0)
 
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
-    }  # fmt: skip
-    await app(scope, receive, send)
+    await app(post_scope(path), receive, send)
 
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import pytest
 
+from asgi import post_scope
 from octavo.core.steps import Steps
 from octavo.engine.async_engine import AsyncEngine
 from octavo.kernels.native.backend import NativeBackend
@@ -134,13 +135,7 @@ async def ask(app: Any, path: str, body: bytes) -> tuple[int, int]:
             sizes.append(len(message["body"]))
 
     sizes: list[int] = []
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
-    }  # fmt: skip
-    await app(scope, receive, send)
+    await app(post_scope(path), receive, send)
     return sent[0]["status"], sum(sizes)
 
 

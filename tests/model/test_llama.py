@@ -105,16 +105,20 @@ def random_sequences(config: ModelConfig, lengths: Sequence[int]) -> list[np.nda
     return [rng.integers(0, config.vocab_size, length) for length in lengths]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-def test_logits_equal_transformers_in_chunks_of_any_size(name):
-    source = random_source(variant(**VARIANTS[name]))
+def check_in_chunks(source: MemorySource) -> None:
+    """Logits equal transformers', computed in chunks of several sizes."""
     (tokens,) = random_sequences(source.config, [90])
     (want,) = dense_logits(source, [tokens])
     runner = Runner(source, num_seqs=1, length=90)
     cuts = [0, 1, 2, 9, 10, 47, 48, 90]
     got = [runner.step([(0, start, tokens[start:end])])[0] for start, end in pairwise(cuts)]
     torch.testing.assert_close(torch.cat(got), want, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_equal_transformers_in_chunks_of_any_size(name):
+    check_in_chunks(random_source(variant(**VARIANTS[name])))
 
 
 @pytest.mark.slow
