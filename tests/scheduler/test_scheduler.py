@@ -419,3 +419,33 @@ def test_the_config_builds_what_it_names() -> None:
     adaptive = Scheduler.from_config(EngineConfig(target_itl_ms=70), num_blocks=10, max_model_len=160)
     adaptive.add(request("a", 50, 4))
     assert adaptive.plan(0.0).chunks[0].reason == "last piece"
+
+
+def test_the_head_of_the_queue_counts_as_held_up_by_the_budget_only_while_it_is() -> None:
+    """What it has waited stretches the target of every step: a head that has left must not go on waiting."""
+    driver = Driver(chunk_size=4, num_blocks=300)
+    admission = driver.scheduler._admission
+    driver.add(request("first", 12, 4))
+    driver.step()
+    assert admission.head_waits_since() == []
+    for leave in ("abort", "another ends", "restart", "admission"):
+        driver.add(request("head", 30, 4))
+        driver.step()
+        assert driver.plans[-1].waiting_for == {"head": "budget"}
+        assert len(admission.head_waits_since()) == 1, leave
+        if leave == "another ends":
+            driver.add(request("other", 30, 4))
+            driver.scheduler.finish("other", "abort")
+            assert len(admission.head_waits_since()) == 1, "somebody else has left"
+        elif leave == "restart":
+            driver.scheduler.restart(["head"])
+        elif leave == "admission":
+            while driver.plans[-1].waiting_for:
+                driver.step()
+        if leave != "restart" and leave != "admission":
+            driver.scheduler.finish("head", "abort")
+        assert admission.head_waits_since() == [], leave
+        if leave != "admission":
+            driver.scheduler.restart()
+            driver.add(request("first", 12, 4))
+            driver.step()
