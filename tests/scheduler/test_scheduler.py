@@ -449,3 +449,15 @@ def test_the_head_of_the_queue_counts_as_held_up_by_the_budget_only_while_it_is(
             driver.scheduler.restart()
             driver.add(request("first", 12, 4))
             driver.step()
+
+
+def test_one_who_did_not_fit_and_left_does_not_keep_a_smaller_one_out() -> None:
+    driver = Driver(num_blocks=12)
+    driver.add(request("running", 4 * SIZE, 2 * SIZE))
+    driver.step()
+    driver.add(request("big", 8 * SIZE, SIZE))
+    driver.step()
+    assert driver.plans[-1].waiting_for == {"big": "memory"}
+    driver.scheduler.finish("big", "abort")
+    driver.add(request("small", 2, 2))
+    assert [admission.request_id for admission in driver.step().admitted] == ["small"]
