@@ -79,6 +79,7 @@ def main() -> None:
         engine = load_engine(engine_config(args, Path(folder)))
         peer = load_peer(args, engine)
     prompts = chat_prompts(engine, args.num_requests, system_tokens=args.system_tokens if args.prefix_demo else 0)
+    prompts = [prompt[: args.prompt_tokens] for prompt in prompts]
     rounds = measure(args, engine, peer, prompts)
     bound = memory_bound(engine, peer, args.num_requests, max(map(len, prompts)) + args.max_tokens // 2)
     engine.close()
@@ -275,6 +276,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--backend", default="auto", choices=("auto", "torch", "native"))
     parser.add_argument("--dtype", default="float32", choices=tuple(FORMATS))
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    parser.add_argument("--prompt-tokens", type=_positive, help="cut each prompt to at most so many; default: whole")
     parser.add_argument("--prefix-demo", action="store_true", help="one system prompt before all questions")
     parser.add_argument("--system-tokens", type=_positive, default=512, help="--prefix-demo: its length")
     parser.add_argument("--threads", type=_positive, help="of both; default: the cores this process may use")

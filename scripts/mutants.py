@@ -43,7 +43,7 @@ TESTS = {
         "tests/scheduler/test_schedule_invariance.py",
     ],
     "src/octavo/kernels/reference/sampling.py": ["tests/kernels/test_sampling_reference.py"],
-    "src/octavo/engine/requests.py": ["tests/engine/test_requests.py"],
+    "src/octavo/engine/requests.py": ["tests/engine/test_requests.py", "tests/engine/test_known_output.py"],
     "src/octavo/engine/batch.py": ["tests/engine/test_batch.py", "tests/engine/test_llm.py"],
     "src/octavo/engine/engine.py": ["tests/engine/test_async_engine.py", "tests/engine/test_engine_survives.py"],
     "src/octavo/engine/output_processor.py": [
