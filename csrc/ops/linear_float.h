@@ -63,6 +63,17 @@ void float_rows(const octavo::LinearTask& t, int row, int begin, int end) {
     for (; p < end; ++p) float_tile<Load, R, 1>(t, row, p);
 }
 
+// The last rows, R of them or fewer.
+template <class Load, int R>
+void float_rest(const octavo::LinearTask& t, int row, int begin, int end) {
+    if constexpr (R > 0) {
+        if (t.row_end - row == R)
+            float_rows<Load, R>(t, row, begin, end);
+        else
+            float_rest<Load, R - 1>(t, row, begin, end);
+    }
+}
+
 // Bytes of weights that all rows meet before the next are looked at: they stay in the L2 cache, and come from memory
 // once.
 constexpr size_t kFloatGroupBytes = 512 << 10;
@@ -75,25 +86,7 @@ void linear_float(const octavo::LinearTask& t) {
         const int end = begin + group < t.panel_end ? begin + group : t.panel_end;
         int row = t.row_begin;
         for (; row + 6 <= t.row_end; row += 6) float_rows<Load, 6>(t, row, begin, end);
-        switch (t.row_end - row) {
-            case 5:
-                float_rows<Load, 5>(t, row, begin, end);
-                break;
-            case 4:
-                float_rows<Load, 4>(t, row, begin, end);
-                break;
-            case 3:
-                float_rows<Load, 3>(t, row, begin, end);
-                break;
-            case 2:
-                float_rows<Load, 2>(t, row, begin, end);
-                break;
-            case 1:
-                float_rows<Load, 1>(t, row, begin, end);
-                break;
-            default:
-                break;
-        }
+        float_rest<Load, 5>(t, row, begin, end);
     }
 }
 
