@@ -34,7 +34,7 @@ from octavo.core.request import Submission
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.load import load_engine
-from octavo.engine.model_runner import Runner
+from octavo.engine.model_runner import ModelRunner
 from octavo.engine.requests import make_requests
 from octavo.scheduler.chunk_sizer import (
     MAX_STEP_S,
@@ -87,7 +87,7 @@ LAWS: dict[str, type[Stretched]] = {"all at once": AllAtOnce, "stretched": Stret
 class ClockedRunner:
     """Runs plans and says how long they took on the benchmark's clock."""
 
-    def __init__(self, runner: Runner, clock: Callable[[], float]) -> None:
+    def __init__(self, runner: ModelRunner, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._clock = clock
 

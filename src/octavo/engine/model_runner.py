@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from octavo.core.config import StepMode
 from octavo.core.plan import DrawFailure, DrawRule, SampledToken, ScheduledChunk, StepPlan, StepResult
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.batch import build_batch
 from octavo.kernels.base import Backend, ModelInput
-
-
-class Runner(Protocol):
-    """What the engine needs of a runner; the tests' one has no model."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run every chunk of the plan, block copies first. An exception means that nothing was committed."""
-        ...
 
 
 class ModelRunner:
@@ -30,6 +21,7 @@ class ModelRunner:
         self._step_mode = step_mode
 
     def execute(self, plan: StepPlan) -> StepResult:
+        """Run every chunk of the plan, block copies first. An exception means that nothing was committed."""
         started = time.perf_counter()
         chunks = plan.chunks
         tokens: list[SampledToken | None] = [None] * len(chunks)
