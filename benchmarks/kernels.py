@@ -118,7 +118,7 @@ def prepare(
     config = model_config(vocab_size=width)
     backend = NativeBackend(config, threads)
     table = random_matrix(backend, np.random.default_rng(0), (width, width), "F32")
-    layout = KVCacheLayout(
+    layout = KVCacheLayout.full(
         num_layers=LAYERS, num_blocks=num_blocks, block_size=BLOCK, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM
     )
     backend.allocate_kv_cache(layout)
@@ -180,7 +180,9 @@ def bench_attention(threads: int | None, samples: int) -> list[dict[str, Any]]:
         for num_seqs, queries in ((1, 1), (8, 1), (1, 128)):
             seconds = sample(backend, step(num_seqs, queries, context), samples)
             macs = 2 * LAYERS * HEADS * HEAD_DIM * num_seqs * queries * (context - queries // 2)
-            read = num_seqs * context * backend.kv_bytes_per_token(model_config(NUM_IN))
+            read = (
+                num_seqs * context * backend.kv_bytes_per_token(model_config(NUM_IN), model_config(NUM_IN).num_layers)
+            )
             row = {"kernel": "attention", "context": context, "sequences": num_seqs, "queries": queries}
             results.append(row | {"macs": macs, "bytes": read, "seconds": seconds})
     backend.close()

@@ -17,7 +17,7 @@ constexpr int kItemsPerThread = 4;  // fewer, and the last item leaves the other
 void locate_values(const Step& step, const KvCache& kv, const AttentionItem& item, int layer, int begin, int end,
                    const void** v) {
     const KvShape& s = kv.shape();
-    const int32_t* table = step.block_tables.data() + static_cast<size_t>(item.seq) * step.table_width;
+    const int32_t* table = step.table(kv.group_of(layer), item.seq);
     const size_t row = static_cast<size_t>(s.v_dim()) * s.element_bytes();
     const size_t before = (static_cast<size_t>(item.kv_head) * s.head_elements() + s.k_elements()) * s.element_bytes();
     for (int position = begin; position < end;) {
@@ -33,7 +33,7 @@ void locate_tile(const Step& step, const KvCache& kv, const AttentionItem& item,
                  int end, const AttentionScratch& scratch, AttentionTile& tile) {
     const KvShape& s = kv.shape();
     const size_t bytes = s.element_bytes();
-    const int32_t* table = step.block_tables.data() + static_cast<size_t>(item.seq) * step.table_width;
+    const int32_t* table = step.table(kv.group_of(layer), item.seq);
     const size_t head = static_cast<size_t>(item.kv_head) * s.head_elements();
     const bool direct = s.block_size % kKvLanes == 0;
     tile.k_stride = direct ? static_cast<size_t>(s.block_size) : kKvLanes;

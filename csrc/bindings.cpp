@@ -33,7 +33,7 @@ namespace {
 
 using Reals = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Sizes = std::tuple<size_t, size_t, size_t, size_t>;
+using Sizes = std::tuple<size_t, size_t, size_t, size_t, size_t>;
 
 template <class Array>
 auto view(const Array& array) {
@@ -192,8 +192,8 @@ nb::tuple BoundProgram::run(const KvCache& kv, nb::handle ints_object, const Siz
                             nb::list lists, nb::handle targets, int notify_fd) {
     if (lists.size() != 0 && lists.size() != 6) throw std::invalid_argument("run takes 6 lists or none");
     const Ints32 step_ints(ints_object);
-    const auto [num_tokens, num_rows, num_seqs, num_copies] = sizes;
-    const Step step(step_ints.span(), num_tokens, num_rows, num_seqs, num_copies);
+    const auto [num_tokens, num_rows, num_seqs, num_copies, num_groups] = sizes;
+    const Step step(step_ints.span(), num_tokens, num_rows, num_seqs, num_copies, num_groups);
     const Buffer<uint8_t> records(draws, "B");
     std::optional<Ints32> ints[5], wanted_buffer;
     std::optional<Buffer<float>> bias_values;
@@ -390,26 +390,30 @@ NB_MODULE(_native, m) {
     m.def(
         "kv_token_bytes",
         [](KvKind kind, int layers, int kv_heads, int head_dim) {
-            return KvShape{layers, 1, 1, kv_heads, head_dim, kind}.block_bytes();
+            return KvShape{1, kv_heads, head_dim, kind}.layer_bytes() * static_cast<size_t>(layers);
         },
         "kind"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a, "Bytes of K and V of one position.");
     nb::class_<KvCache>(m, "KvCache", "The paged KV cache of all layers.")
         .def(
             "__init__",
-            [](KvCache* self, KvKind kind, int layers, int blocks, int block_size, int kv_heads, int head_dim) {
-                if (layers < 1 || blocks < 1 || block_size < 1 || kv_heads < 1 || head_dim < 1)
+            [](KvCache* self, KvKind kind, const std::vector<std::tuple<std::vector<int>, int, int>>& groups,
+               int block_size, int kv_heads, int head_dim) {
+                if (groups.empty() || block_size < 1 || kv_heads < 1 || head_dim < 1)
                     throw std::invalid_argument("every size of a KV cache must be positive");
-                new (self) KvCache(KvShape{layers, blocks, block_size, kv_heads, head_dim, kind});
+                std::vector<KvGroup> made;
+                for (const auto& [layers, blocks, window] : groups) made.push_back({layers, blocks, window});
+                new (self) KvCache(KvShape{block_size, kv_heads, head_dim, kind}, std::move(made));
             },
-            "kind"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a)
+            "kind"_a, "groups"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a)
         .def_prop_ro("num_bytes", &KvCache::bytes)
         .def(
             "poison",
-            [](const KvCache& kv, int block) {
-                if (block < 0 || block >= kv.shape().num_blocks) throw std::invalid_argument("no such block");
-                std::memset(kv.block(block), 0xFF, kv.shape().block_bytes());
+            [](const KvCache& kv, int block, int group) {
+                if (group < 0 || group >= kv.num_groups() || block < 0 || block >= kv.group(group).num_blocks)
+                    throw std::invalid_argument("no such block");
+                std::memset(kv.block(group, block), 0xFF, kv.block_bytes(group));
             },
-            "block"_a, "Fill a block with NaN, to prove that nothing reads what it should not.");
+            "block"_a, "group"_a = 0, "Fill a block with NaN, to prove that nothing reads what it should not.");
     bind_program(m);
     bind_measure(m);
 }

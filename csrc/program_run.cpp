@@ -103,9 +103,16 @@ struct Program::Run {
 
 double Program::run(const Step& step, const KvCache& kv, LogitsConsumer& consumer) {
     const KvShape& s = kv.shape();
-    if (s.num_kv_heads != shape_.num_kv_heads || s.head_dim != shape_.head_dim || s.num_layers < num_layers_)
+    if (s.num_kv_heads != shape_.num_kv_heads || s.head_dim != shape_.head_dim || kv.num_layers() < num_layers_)
         throw std::invalid_argument("the KV cache has other layers, heads or head_dim than the model");
-    check_step(step, {max_tokens_, max_seqs_, shape_.vocab_size}, s);
+    for (const Phase& phase : sections_[static_cast<int>(Section::kBody)]) {
+        if (phase.kind != Phase::Kind::kAttention) continue;
+        const int kept = kv.group(kv.group_of(phase.attention.layer)).window, seen = phase.attention.window;
+        if (kept && (!seen || seen > kept))
+            throw std::invalid_argument("layer " + std::to_string(phase.attention.layer) +
+                                        " attends to more than its group of the KV cache keeps");
+    }
+    check_step(step, {max_tokens_, max_seqs_, shape_.vocab_size}, kv);
     const int group = shape_.num_heads / shape_.num_kv_heads;
     const bool bf16 = activations_ != Activations::kInt8 && s.bf16();
     const auto slices = static_cast<size_t>(blocks(step.num_rows(), kSliceRows));
@@ -120,10 +127,10 @@ double Program::run(const Step& step, const KvCache& kv, LogitsConsumer& consume
 bool Program::Run::work(int thread) {
     WorkCounter* next = counters;
     const auto copy = [&](int i) {
-        const int32_t* c = step.copies.data() + 3 * static_cast<size_t>(i);
-        std::memcpy(kv.block(c[1]), kv.block(c[0]), kv.shape().block_bytes());
+        const int32_t* c = step.copies.data() + 4 * static_cast<size_t>(i);
+        std::memcpy(kv.block(c[0], c[2]), kv.block(c[0], c[1]), kv.block_bytes(c[0]));
     };
-    if (!p.pool_.stage(*next++, static_cast<uint32_t>(step.copies.size() / 3), thread, copy)) return false;
+    if (!p.pool_.stage(*next++, static_cast<uint32_t>(step.copies.size() / 4), thread, copy)) return false;
     const auto rotate = [&](int i) {
         const int end = std::min(step.num_tokens(), (i + 1) * kRotationBlock);
         for (int token = i * kRotationBlock; token < end; ++token) rotate_token(token);
@@ -307,7 +314,7 @@ void Program::Run::rope_row(const RowOp& op, int row, const float* in, float* ou
 }
 
 void Program::Run::write_kv_row(const RowOp& op, int row, const float* k, const float* v) {
-    const int slot = step.slot_mapping[static_cast<size_t>(row)];
+    const int slot = step.slot(kv.group_of(op.count), row);
     if (slot < 0) return;
     const KvShape& s = kv.shape();
     const int offset = slot % s.block_size;

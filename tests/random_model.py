@@ -129,7 +129,7 @@ def make_step(
     *,
     all_logits: bool = False,
     target_rows: Sequence[int] = (),
-    copies: Sequence[tuple[int, int, int]] = (),
+    copies: Sequence[tuple[int, int, int, int]] = (),
 ) -> ModelInput:
     """A step from (start, token ids) per sequence and its block table; logits of each last token, or of all.
 

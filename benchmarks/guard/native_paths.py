@@ -34,7 +34,7 @@ class Head(Kernel):
 
 def bound(backend: NativeBackend, model: Model, num_blocks: int) -> NativeBackend:
     backend.allocate_kv_cache(
-        KVCacheLayout(
+        KVCacheLayout.full(
             num_layers=LAYERS, num_blocks=num_blocks, block_size=BLOCK, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM
         )
     )

@@ -15,6 +15,7 @@ from hot_path import Iteration, hot_path
 from octavo.api.generation import News
 from octavo.api.routes.chat import ChatAnswer
 from octavo.api.schemas_chat import ChatRequest
+from octavo.core.cache_group import FULL
 from octavo.core.config import EngineConfig
 from octavo.core.output import RequestOutput
 from octavo.core.plan import DrawRule, SampledToken, ScheduledChunk, StepResult, TokenEvent
@@ -23,7 +24,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine.batch import build_batch
 from octavo.engine.output_processor import OutputProcessor
 from octavo.kernels.native.draws import DrawPacker
-from octavo.memory.block_pool import BlockPool
+from octavo.memory.group_blocks import GroupBlocks
 from octavo.memory.prefix_tree import Node, PrefixTree
 from octavo.scheduler.scheduler import Scheduler
 from octavo.text.detokenizer import Detokenizer
@@ -86,15 +87,21 @@ def _admission() -> Iteration:
 def _tree() -> tuple[PrefixTree, list[int]]:
     """A path of 64 blocks with 8 more that leave it at its middle, and the path's tokens."""
     rng = random.Random(0)
-    pool = BlockPool(128)
-    tree = PrefixTree(pool, BLOCK)
+    blocks = GroupBlocks(FULL, 0, 128, BLOCK)
+    tree = PrefixTree([blocks], BLOCK)
+
+    def insert(node: Node | None, tokens: list[int]) -> Node:
+        child = tree.insert(node, tuple(tokens), b"")
+        blocks.attach(child, blocks.pool.allocate(), 0)
+        return child
+
     tokens = [rng.randrange(40_000) for _ in range(64 * BLOCK)]
     node: Node | None = None
     for start in range(0, len(tokens), BLOCK):
         if start == 32 * BLOCK:
             for _ in range(8):
-                tree.insert(node, tuple(rng.randrange(40_000) for _ in range(BLOCK)), pool.allocate(), b"")
-        node = tree.insert(node, tuple(tokens[start : start + BLOCK]), pool.allocate(), b"")
+                insert(node, [rng.randrange(40_000) for _ in range(BLOCK)])
+        node = insert(node, tokens[start : start + BLOCK])
     return tree, tokens
 
 
@@ -114,7 +121,7 @@ def _divergence() -> Iteration:
 def _decode_chunks(rng: random.Random) -> list[ScheduledChunk]:
     rule = DrawRule(params=SamplingParams(temperature=0.0), random_stream=1)
     return [
-        ScheduledChunk(f"{i}", 256 + i, (rng.randrange(40_000),), array("i", range(17 * i, 17 * i + 21)), rule)
+        ScheduledChunk(f"{i}", 256 + i, (rng.randrange(40_000),), (array("i", range(17 * i, 17 * i + 21)),), rule)
         for i in range(SEQS)
     ]
 
@@ -129,8 +136,8 @@ def _decode_batch() -> Iteration:
 def _mixed_batch() -> Iteration:
     rng = random.Random(0)
     tokens = [rng.randrange(40_000) for _ in range(512)]
-    chunks = [*_decode_chunks(rng), ScheduledChunk("p", 40, tokens, array("i", range(2000, 2035)))]
-    return lambda: build_batch(chunks, ((1, 2, 5),), BLOCK)
+    chunks = [*_decode_chunks(rng), ScheduledChunk("p", 40, tokens, (array("i", range(2000, 2035)),))]
+    return lambda: build_batch(chunks, ((0, 1, 2, 5),), BLOCK)
 
 
 @hot_path("draws: pack 64 known rules", repeats=32)

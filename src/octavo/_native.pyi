@@ -62,11 +62,16 @@ class KvKind(Enum):
 
 class KvCache:
     def __init__(
-        self, kind: KvKind, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+        self,
+        kind: KvKind,
+        groups: Sequence[tuple[Sequence[int], int, int]],
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
     ) -> None: ...
     @property
     def num_bytes(self) -> int: ...
-    def poison(self, block: int) -> None: ...
+    def poison(self, block: int, group: int = 0) -> None: ...
 
 class Program:
     def __init__(
@@ -106,7 +111,7 @@ class Program:
         self,
         kv: KvCache,
         ints: array[int],
-        sizes: tuple[int, int, int, int],
+        sizes: tuple[int, int, int, int, int],
         draws: bytes,
         lists: Sequence[NDArray[np.int32] | NDArray[np.float32]],
         targets: NDArray[np.int32] | None,

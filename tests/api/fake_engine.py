@@ -173,7 +173,7 @@ class FakeEngine:
             max_model_len=max_model_len,
             max_num_seqs=64,
             block_size=16,
-            num_blocks=64,
+            cache_groups=(("full", 64),),
             kv_cache_bytes=1,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS}),

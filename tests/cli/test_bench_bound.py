@@ -102,7 +102,7 @@ def test_the_native_backend_tells_the_bytes_and_products_of_the_weights_it_packe
         assert (cost.table_bytes > 0) != tied
         norms = sum(s.shape[0] for s in specs.values() if len(s.shape) == 1)
         assert cost.layer_bytes >= 4 * (sum(macs.values()) + norms)
-        layout = KVCacheLayout(num_layers=2, num_blocks=3, block_size=4, num_kv_heads=2, head_dim=16)
+        layout = KVCacheLayout.full(num_layers=2, num_blocks=3, block_size=4, num_kv_heads=2, head_dim=16)
         assert backend.allocate_kv_cache(layout) == cost.kv_bytes * 3 * 4
     finally:
         backend.close()

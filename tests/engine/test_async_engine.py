@@ -89,8 +89,9 @@ def load(runner: Runner) -> Callable[[EngineConfig], Engine]:
     def build(wish: EngineConfig) -> Engine:
         config = ResolvedConfig(
             wish=wish, model_path="", model_name="toy", backend="none", device="none", dtype="", kv_dtype="", threads=1,
-            max_model_len=64, max_num_seqs=wish.max_num_seqs, block_size=4, num_blocks=64, kv_cache_bytes=0,
-            vocab_size=VOCAB, eos_token_ids=frozenset({0}), system_fingerprint="", chat_template="missing",
+            max_model_len=64, max_num_seqs=wish.max_num_seqs, block_size=4, cache_groups=(("full", 64),),
+            kv_cache_bytes=0, vocab_size=VOCAB, eos_token_ids=frozenset({0}), system_fingerprint="",
+            chat_template="missing",
         )  # fmt: skip
         return Engine(
             config=config,

@@ -13,7 +13,7 @@ from octavo.engine.batch import build_batch
 
 def chunk(start: int, tokens: list[int], blocks: list[int], **fields: object) -> ScheduledChunk:
     return ScheduledChunk(
-        request_id=f"r{start}", start=start, token_ids=tokens, block_ids=memoryview(array("i", blocks)), **fields
+        request_id=f"r{start}", start=start, token_ids=tokens, block_tables=(memoryview(array("i", blocks)),), **fields
     )  # type: ignore[arg-type]
 
 
@@ -41,9 +41,11 @@ def test_every_position_gets_the_slot_that_its_block_table_names() -> None:
                 position = one.start + offset
                 assert step.token_ids[row] == token
                 assert step.positions[row] == position
-                wanted = one.block_ids[position // block_size] * block_size + position % block_size
-                assert step.slot_mapping[row] == wanted
-                assert step.block_tables[index, position // block_size] == one.block_ids[position // block_size]
+                wanted = one.block_tables[0][position // block_size] * block_size + position % block_size
+                assert step.slot_mapping[0, row] == wanted
+                assert (
+                    step.block_tables[0, index, position // block_size] == one.block_tables[0][position // block_size]
+                )
                 row += 1
         assert step.query_starts[-1] == row == len(step.token_ids)
         assert step.num_one_query_seqs == sum(len(one.token_ids) == 1 for one in chunks)
@@ -61,15 +63,31 @@ def test_draw_rows_come_first_and_targets_name_the_predicted_token() -> None:
         chunk(4, [14], [0, 1, 2], draw=rule),
         chunk(1, [11, 12, 13], [3, 4, 5], want_logprobs=wanted),
     ]
-    batch = build_batch(chunks, [(1, 2, 1)], 2)
+    batch = build_batch(chunks, [(0, 1, 2, 1)], 2)
     assert batch.step.logit_rows.tolist() == [0, 1, 2, 3]
     assert batch.draw_chunks == [0]
     assert batch.draws == [rule]
     assert batch.targets == [(12, 2), (13, 2), (14, 2)]
     assert batch.target_chunks == [1, 1, 1]
-    assert batch.step.copies.tolist() == [[1, 2, 1]]
+    assert batch.step.copies.tolist() == [[0, 1, 2, 1]]
 
 
 def test_one_token_chunks_must_come_first() -> None:
     with pytest.raises(AssertionError, match="come first"):
         build_batch([chunk(0, [1, 2], [0]), chunk(0, [1], [1])], (), 16)
+
+
+def test_each_cache_group_has_slots_and_tables_of_its_own() -> None:
+    def views(*tables: list[int]) -> tuple[memoryview[int], ...]:
+        return tuple(memoryview(array("i", table)) for table in tables)
+
+    chunks = [
+        ScheduledChunk(request_id="a", start=5, token_ids=[7], block_tables=views([4, 5, 6], [-1, 8, 9])),
+        ScheduledChunk(request_id="b", start=1, token_ids=[1, 2, 3], block_tables=views([0, 1], [2, 3])),
+    ]
+    step = build_batch(chunks, [(1, 6, 7, 1)], 2).step
+    assert step.num_groups == 2
+    assert step.slot_mapping.tolist() == [[13, 1, 2, 3], [19, 5, 6, 7]]
+    assert step.block_tables.tolist() == [[[4, 5, 6], [0, 1, 0]], [[-1, 8, 9], [2, 3, 0]]]
+    assert step.copies.tolist() == [[1, 6, 7, 1]]
+    assert step.token_ids.tolist() == [7, 1, 2, 3]

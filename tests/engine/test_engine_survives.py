@@ -243,7 +243,7 @@ def test_books_that_are_found_wrong_while_idle_are_begun_again() -> None:
         await collect(engine.submit(asked([1] * 9, params(NUM_TOKENS), request_id="r")))
 
         def spoil_and_idle(loaded: Engine) -> None:
-            loaded.scheduler.manager._pool._refs[3] += 1
+            loaded.scheduler.manager._blocks[0].pool._refs[3] += 1
             loaded._checked_s = float("-inf")
             loaded.idle()
 

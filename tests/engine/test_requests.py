@@ -12,7 +12,7 @@ from octavo.engine.requests import make_requests
 
 CONFIG = ResolvedConfig(
     wish=EngineConfig(), model_path="", model_name="toy", backend="", device="", dtype="", kv_dtype="", threads=1,
-    max_model_len=100, max_num_seqs=4, block_size=16, num_blocks=10, kv_cache_bytes=0, vocab_size=50,
+    max_model_len=100, max_num_seqs=4, block_size=16, cache_groups=(("full", 10),), kv_cache_bytes=0, vocab_size=50,
     eos_token_ids=frozenset({2}), system_fingerprint="",
 )  # fmt: skip
 

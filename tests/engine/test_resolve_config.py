@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.cache_group import CacheGroup
 from octavo.core.config import EngineConfig, ServerConfig
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
@@ -14,18 +15,19 @@ MODEL = ModelConfig(
     tied_embeddings=True,
 )  # fmt: skip
 BYTES = 1024  # of KV per token
+GROUPS = MODEL.cache_groups
 
 
 def test_the_pool_holds_what_all_sequences_need_when_memory_allows() -> None:
-    pool = size_pool(EngineConfig(max_num_seqs=4), MODEL, 1 << 34, BYTES)
-    assert pool.num_blocks * 16 == 4 * 2048
+    pool = size_pool(EngineConfig(max_num_seqs=4), MODEL, 1 << 34, GROUPS, [16 * BYTES])
+    assert pool.num_blocks[0] * 16 == 4 * 2048
     assert pool.max_model_len == 2048
 
 
 def test_the_pool_takes_at_most_half_of_what_is_free_and_cuts_the_context_to_it() -> None:
-    pool = size_pool(EngineConfig(max_num_seqs=64), MODEL, 2 << 20, BYTES)
-    assert pool.num_blocks * 16 * BYTES <= 1 << 20
-    assert pool.max_model_len == pool.num_blocks * 16 == 1024
+    pool = size_pool(EngineConfig(max_num_seqs=64), MODEL, 2 << 20, GROUPS, [16 * BYTES])
+    assert pool.num_blocks[0] * 16 * BYTES <= 1 << 20
+    assert pool.max_model_len == pool.num_blocks[0] * 16 == 1024
     assert any("cut" in note for note in pool.notes)
 
 
@@ -40,7 +42,38 @@ def test_the_pool_takes_at_most_half_of_what_is_free_and_cuts_the_context_to_it(
 )
 def test_wishes_that_cannot_be_met_name_the_value_and_the_limit(wish: EngineConfig, free: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        size_pool(wish, MODEL, free, BYTES)
+        size_pool(wish, MODEL, free, GROUPS, [16 * BYTES])
+
+
+def windowed(**fields: object) -> tuple[list[int], int]:
+    """Blocks of a full group of one layer and a window group of five, each with blocks of 16 KiB per layer."""
+    groups = (CacheGroup(kind="full", layers=(0,)), CacheGroup(kind="window", layers=(1, 2, 3, 4, 5), window=100))
+    free = fields.pop("free", 1 << 34)
+    pool = size_pool(EngineConfig(max_num_seqs=4, **fields), MODEL, free, groups, [1 << 14, 5 << 14])  # type: ignore[arg-type]
+    return list(pool.num_blocks), pool.max_model_len
+
+
+def test_a_window_group_gets_what_the_windows_of_all_sequences_and_one_chunk_fill() -> None:
+    (full, window), longest = windowed(max_num_batched_tokens=512)
+    assert (full, longest) == (4 * 128, 2048)
+    assert window == 4 * 9 + 32  # 100 + 1 + 15 positions reach over 9 blocks at most
+
+
+def test_where_memory_is_short_no_group_runs_out_before_the_full_one() -> None:
+    (full, window), longest = windowed(free=60 * 6 << 14, max_num_batched_tokens=512)
+    assert full == window == 30
+    assert longest == 30 * 16
+    (full, window), longest = windowed(free=(100 + 5 * 68) * 2 << 14, max_num_batched_tokens=512)
+    assert (full, window) == (100, 68)
+    (full, window), _ = windowed(kv_cache_memory=1 << 30)
+    assert window == 4 * 9 + 128
+    assert full == (1 << 30 >> 14) - 5 * window
+
+
+def test_a_model_of_windows_alone_may_take_contexts_longer_than_its_pool() -> None:
+    groups = (CacheGroup(kind="window", layers=(0, 1), window=100),)
+    pool = size_pool(EngineConfig(kv_cache_memory=12 << 14), MODEL, 1 << 30, groups, [1 << 14])
+    assert (pool.num_blocks, pool.max_model_len) == ((12,), 2048)
 
 
 def test_the_machine_is_read_without_fail() -> None:
@@ -77,10 +110,12 @@ def test_a_key_given_as_one_string_is_refused_rather_than_taken_for_its_letters(
 
 def test_a_pool_may_take_all_that_is_free_and_may_have_two_blocks() -> None:
     two_blocks = 2 * 16 * BYTES
-    pool = size_pool(EngineConfig(kv_cache_memory=two_blocks), MODEL, two_blocks, BYTES)
-    assert (pool.num_blocks, pool.max_model_len) == (2, 32)
+    pool = size_pool(EngineConfig(kv_cache_memory=two_blocks), MODEL, two_blocks, GROUPS, [16 * BYTES])
+    assert (pool.num_blocks[0], pool.max_model_len) == (2, 32)
 
 
 @pytest.mark.parametrize(("free", "words"), [(1 << 34, "room for 4 full sequences"), (2 << 20, "half of the memory")])
 def test_the_notes_say_what_sized_the_pool(free: int, words: str) -> None:
-    assert any(words in note for note in size_pool(EngineConfig(max_num_seqs=4), MODEL, free, BYTES).notes)
+    assert any(
+        words in note for note in size_pool(EngineConfig(max_num_seqs=4), MODEL, free, GROUPS, [16 * BYTES]).notes
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,16 +102,19 @@ def backend(
         return NativeBackend(model_config, threads, "exact", kv_dtype, fused=fused, activations=activations)
 
 
-def allocate(made: NativeBackend, c: ModelConfig, *, num_blocks: int = 64, block_size: int = 16) -> None:
-    made.allocate_kv_cache(
-        KVCacheLayout(
-            num_layers=c.num_layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-        )
+def allocate(
+    made: NativeBackend, c: ModelConfig, *, num_blocks: int = 64, block_size: int = 16, grouped: bool = False
+) -> None:
+    """grouped: each kind of layer has so many blocks of its own; else all share them, as if all kept everything."""
+    full = KVCacheLayout.full(
+        num_layers=c.num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
     )
+    groups = c.cache_groups
+    made.allocate_kv_cache(replace(full, groups=groups, num_blocks=(num_blocks,) * len(groups)) if grouped else full)
 
 
 def random_llama(
@@ -120,6 +124,7 @@ def random_llama(
     *,
     block_size: int = 16,
     num_blocks: int = 64,
+    grouped: bool = False,
     **options: Any,
 ) -> NativeBackend:
     """A backend with a bound random model: the same weights for the same arguments. options: those of ``backend``."""
@@ -129,7 +134,7 @@ def random_llama(
         name: made.pack(random_tensor(rng, spec.shape, encoding, name), spec.uses)
         for name, spec in find_architecture("llama").tensors(c).items()
     }
-    allocate(made, c, num_blocks=num_blocks, block_size=block_size)
+    allocate(made, c, num_blocks=num_blocks, block_size=block_size, grouped=grouped)
     made.bind(build_model(c, weights), max_tokens=1024, max_seqs=64)
     return made
 

@@ -109,7 +109,7 @@ def test_a_forked_block_continues_like_its_source(activations: Activations) -> N
     advance(made, [(first, 28)], BLOCK)
     draw = [DrawRule(params=PARAMS, random_stream=0)]
     fork = Seq(list(tokens), [3, 100, 101], PARAMS, computed=28)
-    forked = made.run(step_input([(fork, 1)], BLOCK, copies=[(7, 100, 12)]), draw)
+    forked = made.run(step_input([(fork, 1)], BLOCK, copies=[(0, 7, 100, 12)]), draw)
     straight = made.run(step_input([(first, 1)], BLOCK), draw)
     assert forked.tokens == straight.tokens
 

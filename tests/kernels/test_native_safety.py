@@ -45,7 +45,7 @@ HOSTILE = [
     ("slot_mapping", lambda a: a * 0 - 2, "slot_mapping has -2"),
     ("block_tables", lambda a: a + 64, "block_tables has"),
     ("block_tables", lambda a: a - 64, "block_tables has -"),
-    ("block_tables", lambda a: a[:, :1].copy(), "at most what its block table covers"),
+    ("block_tables", lambda a: a[:, :, :1].copy(), "at most what its block table covers"),
     ("query_starts", lambda a: ints(0, 21), "query_starts entry is 21"),
     ("query_starts", lambda a: ints(1, 20), r"query_starts\[0\] is 1"),
     ("query_starts", lambda a: ints(0, 0), "query_starts entry is 0"),
@@ -53,8 +53,9 @@ HOSTILE = [
     ("context_lens", lambda a: a + 10**6, "context_lens entry"),
     ("logit_rows", lambda a: a + 1, "logit_rows has 20"),
     ("logit_rows", lambda a: ints(0, 1), "2 logit_rows but 1 draws"),
-    ("copies", lambda a: ints(0, 64, 3).reshape(1, 3), "copies has 64"),
-    ("copies", lambda a: ints(0, 1, 17).reshape(1, 3), "copy's number of tokens is 17"),
+    ("copies", lambda a: ints(0, 0, 64, 3).reshape(1, 4), "copies has 64"),
+    ("copies", lambda a: ints(1, 0, 1, 3).reshape(1, 4), "copies has 1"),
+    ("copies", lambda a: ints(0, 0, 1, 17).reshape(1, 4), "copy's number of tokens is 17"),
 ]
 
 
@@ -63,12 +64,15 @@ def test_a_hostile_step_is_refused_by_name(made: NativeBackend, field: str, spoi
     seq = Seq(list(range(20)), [5, 6])
     step = step_input([(seq, 20)], 16)
     parts = {name: getattr(step, name) for name in PARTS}
+    spoilt = parts | {field: spoil(parts[field])}
+    flat = {"slot_mapping": spoilt["slot_mapping"].reshape(-1), "block_tables": list(spoilt["block_tables"][0])}
+    hostile = ModelInput.of(**spoilt | flat)
     with pytest.raises(ValueError, match=message):
-        made.run(ModelInput.of(**parts | {field: spoil(parts[field])}), GREEDY)
+        made.run(hostile, GREEDY)
     assert made.run(step, GREEDY).tokens[0] is not None  # and the backend still works
 
 
-@pytest.mark.parametrize("size", ["num_tokens", "num_rows", "num_seqs", "num_copies"])
+@pytest.mark.parametrize("size", ["num_tokens", "num_rows", "num_seqs", "num_copies", "num_groups"])
 @pytest.mark.parametrize("forged", [0, 2, 21, 2**31, 2**62, -1])
 def test_a_forged_size_never_reaches_beyond_the_array(made: NativeBackend, size: str, forged: int) -> None:
     step = step_input([(Seq(list(range(20)), [5, 6]), 20)], 16)
@@ -193,7 +197,7 @@ def test_the_cache_takes_no_memory_before_it_is_used() -> None:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     made, before = backend(C), resident()
-    made_bytes = made.kv_bytes_per_token(C) * 16 * (1 << 18)
+    made_bytes = made.kv_bytes_per_token(C, C.num_layers) * 16 * (1 << 18)
     allocate(made, C, num_blocks=1 << 18)
     assert made_bytes >= 1 << 30
     assert resident() - before < 16 << 20

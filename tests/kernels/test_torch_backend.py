@@ -25,7 +25,8 @@ from octavo.kernels.torch.ops import RotationTable, TorchOps, layer_planes
 from octavo.weights.tensor import WeightTensor
 
 BLOCK = 4
-LAYOUT = KVCacheLayout(num_layers=2, num_blocks=256, block_size=BLOCK, num_kv_heads=2, head_dim=8)
+NUM_BLOCKS = 256
+LAYOUT = KVCacheLayout.full(num_layers=2, num_blocks=NUM_BLOCKS, block_size=BLOCK, num_kv_heads=2, head_dim=8)
 CONFIG = ModelConfig(
     architecture="llama",
     name="none",
@@ -51,7 +52,7 @@ def step_of(
     copies: Sequence[Sequence[int]] = (),
 ) -> ModelInput:
     """Chunks (start, length), one per sequence, over consecutive shuffled blocks."""
-    order, tables = np.random.default_rng(5).permutation(LAYOUT.num_blocks), []
+    order, tables = np.random.default_rng(5).permutation(NUM_BLOCKS), []
     width = max(-(-(start + length) // BLOCK) for start, length in chunks)
     for _ in chunks:
         tables.append(order[:width])
@@ -74,11 +75,11 @@ def step_of(
 
 
 def ops_for(step: ModelInput, cache: torch.Tensor, config: ModelConfig = CONFIG) -> TorchOps:
-    return TorchOps(step, layer_planes(cache), LAYOUT, RotationTable(config, "cpu"), "cpu")
+    return TorchOps(step, layer_planes([cache], LAYOUT.groups), LAYOUT, RotationTable(config, "cpu"), "cpu")
 
 
 def empty_cache() -> torch.Tensor:
-    shape = (LAYOUT.num_layers, 2, LAYOUT.num_blocks, BLOCK, LAYOUT.num_kv_heads, LAYOUT.head_dim)
+    shape = (LAYOUT.num_layers, 2, NUM_BLOCKS, BLOCK, LAYOUT.num_kv_heads, LAYOUT.head_dim)
     return torch.full(shape, math.nan)
 
 
@@ -112,7 +113,9 @@ def test_paged_attention_equals_dense_attention(monkeypatch, window, soft_cap, l
         end = start + length
         kv = rng.standard_normal((2, end, 2, 8)).astype(np.float32)
         for position in range(end):  # everything but these positions stays NaN
-            cache[1, :, step.block_tables[seq, position // BLOCK], position % BLOCK] = torch.from_numpy(kv[:, position])
+            cache[1, :, step.block_tables[0, seq, position // BLOCK], position % BLOCK] = torch.from_numpy(
+                kv[:, position]
+            )
         rows = q[step.query_starts[seq] : step.query_starts[seq + 1]]
         want.append(dense_attention(rows, kv[0], kv[1], range(start, end), 0.3, window, soft_cap))
     queries = torch.from_numpy(q.reshape(len(q), -1).astype(np.float32))
@@ -122,7 +125,7 @@ def test_paged_attention_equals_dense_attention(monkeypatch, window, soft_cap, l
 
 def test_a_long_sequence_does_not_pad_the_short_ones():
     step = step_of([(89, 1), *[(7, 1)] * 8])
-    groups = attention.plan_groups(step, BLOCK, 2, None, "cpu")
+    groups = attention.plan_groups(step, step.block_tables[0], BLOCK, 2, None, "cpu")
     assert [group.num_seqs for group in groups] == [1, 8]
     assert [group.kv_rows.numel() for group in groups] == [2 * 90, 2 * 8 * 8]
 
@@ -198,13 +201,14 @@ def echo_backend(table: torch.Tensor) -> tuple[TorchBackend, EchoModel]:
 
 def test_block_copies_run_in_every_layer_and_take_only_the_head_of_the_block():
     torch_backend, _ = echo_backend(torch.zeros(50, 50))
-    torch_backend._kv_cache.copy_(torch.arange(torch_backend._kv_cache.numel()).view_as(torch_backend._kv_cache))
-    before = torch_backend._kv_cache.clone()
-    step = step_of([(0, 1)], copies=[[3, 9, 2], [4, 1, 4]])
+    (cache,) = torch_backend._kv_caches
+    cache.copy_(torch.arange(cache.numel()).view_as(cache))
+    before = cache.clone()
+    step = step_of([(0, 1)], copies=[[0, 3, 9, 2], [0, 4, 1, 4]])
     torch_backend.run(step, [DrawRule(params=SamplingParams(), random_stream=0)])
     want = before.clone()
     want[:, :, 9, :2], want[:, :, 1] = before[:, :, 3, :2], before[:, :, 4]
-    assert torch.equal(torch_backend._kv_cache, want)
+    assert torch.equal(cache, want)
 
 
 def test_prompt_logprobs_run_in_slices_and_equal_those_of_one_piece(monkeypatch):
@@ -247,12 +251,14 @@ def test_packing_dequantises_once_and_keeps_norms_in_float32():
 def test_the_cache_has_the_size_that_kv_bytes_per_token_says():
     for dtype in ("float32", "bfloat16"):
         torch_backend = TorchBackend(CONFIG, device="cpu", dtype=dtype)
-        tokens = LAYOUT.num_blocks * BLOCK
-        assert torch_backend.allocate_kv_cache(LAYOUT) == tokens * torch_backend.kv_bytes_per_token(CONFIG)
+        tokens = NUM_BLOCKS * BLOCK
+        assert torch_backend.allocate_kv_cache(LAYOUT) == tokens * torch_backend.kv_bytes_per_token(
+            CONFIG, CONFIG.num_layers
+        )
 
 
 def test_a_cache_that_does_not_fit_says_what_to_lower():
-    huge = KVCacheLayout(num_layers=80, num_blocks=1 << 40, block_size=16, num_kv_heads=8, head_dim=128)
+    huge = KVCacheLayout.full(num_layers=80, num_blocks=1 << 40, block_size=16, num_kv_heads=8, head_dim=128)
     with pytest.raises(ConfigError, match="does not fit on cpu; lower --kv-cache-memory"):
         TorchBackend(CONFIG, device="cpu").allocate_kv_cache(huge)
 

@@ -150,9 +150,9 @@ def record_steps(dtype: str, changes: dict[str, Any], recorder: Recorder) -> Non
     c = source.config
     torch_backend = TorchBackend(c, device="cpu", dtype=dtype)
     torch_backend.allocate_kv_cache(
-        KVCacheLayout(num_layers=2, num_blocks=60, block_size=4, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim)
+        KVCacheLayout.full(num_layers=2, num_blocks=60, block_size=4, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim)
     )
-    torch_backend._kv_cache.zero_()  # one token below skips its write and then reads what is there
+    torch_backend._kv_caches[0].zero_()  # one token below skips its write and then reads what is there
     torch_backend.bind(load(source, torch_backend), max_tokens=128, max_seqs=16)
     draws = [
         DrawRule(params=SamplingParams(**features), random_stream=1, history=[1, 2, 1, 2], prompt_len=1)
@@ -163,7 +163,7 @@ def record_steps(dtype: str, changes: dict[str, Any], recorder: Recorder) -> Non
     tables = [list(range(6 * i, 6 * i + 6)) for i in range(len(starts))]
     prefill = make_step([(0, range(start)) for start in starts], tables, 4)
     chunks = [(start, range(1 if i < 6 else 5)) for i, start in enumerate(starts)]
-    step = make_step(chunks, tables, 4, target_rows=[7, 8], copies=[(1, 50, 3), (2, 51, 4)])
+    step = make_step(chunks, tables, 4, target_rows=[7, 8], copies=[(0, 1, 50, 3), (0, 2, 51, 4)])
     step.slot_mapping[-1] = -1
     with recorder:
         torch_backend.run(prefill, draws)

@@ -23,7 +23,7 @@ def backend(model_path):
     source = open_weights(model_path)
     backend, c = TorchBackend(source.config, device="cpu", dtype="float32"), source.config
     backend.allocate_kv_cache(
-        KVCacheLayout(
+        KVCacheLayout.full(
             num_layers=c.num_layers,
             num_blocks=256,
             block_size=16,

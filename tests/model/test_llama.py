@@ -69,7 +69,7 @@ class Runner:
         self.spy, self.backend = Spy(load(source, backend)), backend
         blocks = -(-length // BLOCK_SIZE)
         backend.allocate_kv_cache(
-            KVCacheLayout(
+            KVCacheLayout.full(
                 num_layers=c.num_layers,
                 num_blocks=num_seqs * blocks + 1,
                 block_size=BLOCK_SIZE,
@@ -77,7 +77,7 @@ class Runner:
                 head_dim=c.head_dim,
             )
         )
-        backend._kv_cache.fill_(float("nan"))
+        backend._kv_caches[0].fill_(float("nan"))
         backend.bind(self.spy, max_tokens=4096, max_seqs=64)
         order = np.random.default_rng(7).permutation(num_seqs * blocks) + 1
         self.tables = order.reshape(num_seqs, blocks)

@@ -143,7 +143,9 @@ def test_native_and_torch_agree(tmp_path: Path) -> None:
     logprobs = []
     for backend in (NativeBackend(source.config, 1, "exact", "float32"), TorchBackend(source.config, device="cpu")):
         backend.bind(load(source, backend), max_tokens=64, max_seqs=4)
-        backend.allocate_kv_cache(KVCacheLayout(num_layers=2, num_blocks=8, block_size=16, num_kv_heads=2, head_dim=16))
+        backend.allocate_kv_cache(
+            KVCacheLayout.full(num_layers=2, num_blocks=8, block_size=16, num_kv_heads=2, head_dim=16)
+        )
         from octavo.core.plan import DrawRule
         from random_model import make_step
 

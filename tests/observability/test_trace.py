@@ -28,7 +28,7 @@ def step(
 ) -> None:
     plan = StepPlan(
         step_id=step_id,
-        chunks=(ScheduledChunk(request_id="a", start=start, token_ids=[0] * length, block_ids=(), reason=reason),),
+        chunks=(ScheduledChunk(request_id="a", start=start, token_ids=[0] * length, block_tables=(), reason=reason),),
         admitted=(Admission(request_id="a", cached_tokens=1, miss_reason="never seen"),) if step_id == 0 else (),
     )
     token = SampledToken(token_id=9)
@@ -80,7 +80,7 @@ def test_ended_traces_are_let_go_of_with_the_runs_they_shared(way: str) -> None:
         name = f"{way} {index}"
         tracer.submitted(request(name), 0.0)
         for remaining in range(49, -1, -1):
-            chunk = ScheduledChunk(request_id=name, start=step_id, token_ids=[0], block_ids=())
+            chunk = ScheduledChunk(request_id=name, start=step_id, token_ids=[0], block_tables=())
             last = remaining == 0 and way != "from outside"
             finish = None if not last else "length" if way == "by the step" else "error"
             token = SampledToken(token_id=1) if finish != "error" else None
@@ -205,7 +205,7 @@ def test_runs_shared_by_batch_mates_tell_of_each_request_what_notes_of_its_own_w
                 if rng.random() < 0.1:
                     continue
                 reason = rng.choice(["decode"] * 8 + ["last piece", "budget"])
-                chunks.append(ScheduledChunk(request_id=name, start=0, token_ids=[0], block_ids=(), reason=reason))
+                chunks.append(ScheduledChunk(request_id=name, start=0, token_ids=[0], block_tables=(), reason=reason))
                 if reason == "decode":
                     decodes[name].append((step_id, now))
                 fails = crashed or rng.random() < 0.03

@@ -1,8 +1,9 @@
 """A stand-in for the model, to test schedules without one.
 
 A KV slot holds a number that depends on every token up to its position (and on the request's cache salt), as real KV
-does, and the next token is a hash of all those numbers *read back through the block table*. A wrong block, a stale one,
-a dropped copy or a write into somebody else's block changes the tokens.
+does, and the next token is a hash of all those numbers *read back through the block tables*: all of them in a full
+group, those that the window shows in a window group, the one number that a state group keeps. A wrong block, a stale
+one, a dropped copy or a write into somebody else's block changes the tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from octavo.core.cache_group import FULL, CacheGroup
 from octavo.core.plan import SampledToken, ScheduledChunk, StepPlan, StepResult, TokenEvent
 from octavo.core.request import Request, mix64
 from octavo.core.sampling_params import SamplingParams
@@ -22,9 +24,35 @@ from octavo.scheduler.scheduler import Scheduler
 VOCAB = 7  # small, so that unrelated sequences often agree for a while
 
 
-def kv_number(before: int, token: int, position: int) -> int:
-    """What the slot of ``token`` at ``position`` holds after the slot before it held ``before``."""
-    return hash((before, token, position))
+Context = tuple[tuple[int, ...], ...]  # of each group: the numbers that one position sees
+
+
+def kv_number(salt: int, before: Context, token: int, position: int) -> int:
+    """What the slots of ``token`` at ``position`` hold where the position before it sees ``before``."""
+    return hash((salt, before, token, position))
+
+
+def seen(group: CacheGroup, numbers: Sequence[int], end: int) -> tuple[int, ...]:
+    """What a query at ``end - 1`` sees of positions [0, end), whose numbers these are."""
+    if group.kind == "state":
+        state = 0
+        for number in numbers[:end]:
+            state = next_state(state, number)
+        return (state,)
+    return tuple(numbers[max(0, end - group.window) if group.kind == "window" else 0 : end])
+
+
+def seen_before(group: CacheGroup, numbers: Sequence[int], position: int) -> tuple[int, ...]:
+    """What a query at ``position`` sees of the positions before it; of a full group the last number stands for all."""
+    if group.kind == "full":
+        return tuple(numbers[position - 1 : position]) if position else ()
+    if group.kind == "state":
+        return seen(group, numbers, position)
+    return tuple(numbers[max(0, position - group.window + 1) : position])
+
+
+def next_state(state: int, number: int) -> int:
+    return hash((state, number))
 
 
 def salt_number(salt: bytes) -> int:
@@ -32,15 +60,15 @@ def salt_number(salt: bytes) -> int:
     return int.from_bytes(salt, "little")
 
 
-def drawn_token(context: Sequence[int], stream: int, banned: Sequence[int]) -> int:
-    """The next token: a function of every slot of the context and of the request's random stream."""
-    number = hash((tuple(context), stream))
+def drawn_token(context: Context, stream: int, banned: Sequence[int]) -> int:
+    """The next token: a function of every number of the context and of the request's random stream."""
+    number = hash((context, stream))
     allowed = [token for token in range(VOCAB) if token not in banned]
     return allowed[mix64(number & 0xFFFFFFFFFFFFFFFF) % len(allowed)]
 
 
-def prompt_logprob(context: Sequence[int], token: int) -> SampledToken:
-    return SampledToken(token_id=token, logprob=-(hash((tuple(context), token)) % 1000) / 100)
+def prompt_logprob(context: Context, token: int) -> SampledToken:
+    return SampledToken(token_id=token, logprob=-(hash((context, token)) % 1000) / 100)
 
 
 @dataclass(frozen=True)
@@ -53,22 +81,28 @@ class Expected:
     prompt_logprobs: list[SampledToken]
 
 
-def compute_alone(request: Request) -> Expected:
-    tokens, kv = list(request.prompt_token_ids), []
-    number = salt_number(request.cache_salt)
-    for position, token in enumerate(tokens):
-        number = kv_number(number, token, position)
-        kv.append(number)
+def compute_alone(request: Request, groups: Sequence[CacheGroup] = (FULL,)) -> Expected:
+    tokens, kv = list(request.prompt_token_ids), list[int]()
+    salt = salt_number(request.cache_salt)
+
+    def context(end: int) -> Context:
+        return tuple(seen(group, kv, end) for group in groups)
+
+    def run(token: int) -> None:
+        position = len(kv)
+        kv.append(kv_number(salt, tuple(seen_before(group, kv, position) for group in groups), token, position))
+
+    for token in tokens:
+        run(token)
     logprobs = []
     if request.sampling.prompt_logprobs is not None:
-        logprobs = [prompt_logprob(kv[:p], tokens[p]) for p in range(1, len(tokens))]
+        logprobs = [prompt_logprob(context(p), tokens[p]) for p in range(1, len(tokens))]
     output: list[int] = []
     while len(output) < request.max_tokens:
         banned = request.stop_token_ids if len(output) < request.sampling.min_tokens else ()
-        token = drawn_token(kv, request.random_stream, sorted(banned))
+        token = drawn_token(context(len(kv)), request.random_stream, sorted(banned))
         output.append(token)
-        number = kv_number(number, token, len(kv))
-        kv.append(number)
+        run(token)
         if token in request.stop_token_ids and len(output) >= request.sampling.min_tokens:
             return Expected(output, "stop", token if token in request.sampling.stop_token_ids else None, logprobs)
     return Expected(output, "length", None, logprobs)
@@ -83,30 +117,37 @@ class ModelFreeRunner:
 
     def __init__(self, manager: KVCacheManager, rng: random.Random) -> None:
         self.manager = manager
+        self.groups = manager.groups
         self.size = manager.block_size
         self.rng = rng
-        self.junk = [[-1 - block] * self.size for block in range(manager.num_blocks)]
-        self.blocks = [list(junk) for junk in self.junk]
+        # of each group: blocks of numbers; a state group has one number per slot
+        widths = [1 if group.kind == "state" else self.size for group in self.groups]
+        self.junk = [
+            [[-1 - block] * width for block in range(count)]
+            for width, count in zip(widths, manager.num_blocks, strict=True)
+        ]
+        self.blocks = [[list(junk) for junk in group] for group in self.junk]
         self.salts: dict[str, bytes] = {}
 
     def poison_free_blocks(self) -> None:
-        for block in self.manager._pool._free:
-            self.blocks[block][:] = self.junk[block]
+        for group, blocks in enumerate(self.manager._blocks):
+            for block in blocks.pool._free:
+                self.blocks[group][block][:] = self.junk[group][block]
 
     def execute(self, plan: StepPlan, *, failed: Sequence[int] = (), crash: bool = False) -> StepResult:
         copies = list(plan.block_copies)
-        assert not {src for src, _, _ in copies} & {dst for _, dst, _ in copies}, "copies depend on their order"
+        sources, targets = {copy[:2] for copy in copies}, {(group, dst) for group, _, dst, _ in copies}
+        assert not sources & targets, "copies depend on their order"
         self.rng.shuffle(copies)
-        for src, dst, num_tokens in copies:
+        for group, src, dst, num_tokens in copies:
             assert 0 < num_tokens < self.size
-            self.blocks[dst] = self.blocks[src][:num_tokens] + self.junk[dst][num_tokens:]
-        self.check_writers(plan)
+            self.blocks[group][dst] = self.blocks[group][src][:num_tokens] + self.junk[group][dst][num_tokens:]
+        for group in range(len(self.groups)):
+            self.check_writers(plan, group)
         broken = range(len(plan.chunks)) if crash else failed
-        for i, chunk in enumerate(plan.chunks):
-            self.write(chunk, broken=i in broken)
+        outcomes = [self.run(chunk, broken=i in broken) for i, chunk in enumerate(plan.chunks)]
         if crash:
             raise StepCrash
-        outcomes = [self.read(chunk) for chunk in plan.chunks]
         return StepResult(
             step_id=plan.step_id,
             tokens=tuple(None if i in failed else token for i, (token, _) in enumerate(outcomes)),
@@ -115,37 +156,66 @@ class ModelFreeRunner:
             forward_s=0.01 + 0.001 * sum(len(chunk.token_ids) for chunk in plan.chunks),
         )
 
-    def check_writers(self, plan: StepPlan) -> None:
+    def check_writers(self, plan: StepPlan, group: int) -> None:
         """No block that one sequence writes in this step is visible to another."""
-        tables = [list(chunk.block_ids) for chunk in plan.chunks]
-        written = [set(t[c.start // self.size :]) for t, c in zip(tables, plan.chunks, strict=True)]
+        tables = [list(chunk.block_tables[group]) for chunk in plan.chunks]
+        if self.groups[group].kind == "state":
+            written = [{table[1]} for table in tables]
+        else:
+            written = [set(t[c.start // self.size :]) for t, c in zip(tables, plan.chunks, strict=True)]
         for i, blocks in enumerate(written):
+            assert min(blocks) >= 0, "writes to a block that it does not have"
             for j, table in enumerate(tables):
                 assert i == j or not blocks & set(table), f"{blocks & set(table)} written by one, seen by another"
 
-    def write(self, chunk: ScheduledChunk, *, broken: bool) -> None:
-        number = salt_number(self.salts[chunk.request_id])
-        if chunk.start:
-            block, offset = divmod(chunk.start - 1, self.size)
-            number = self.blocks[chunk.block_ids[block]][offset]
+    def run(self, chunk: ScheduledChunk, *, broken: bool) -> tuple[SampledToken | None, tuple[SampledToken, ...]]:
+        """Write what the chunk's positions leave behind, each after having read what those before it left."""
+        salt, tables = salt_number(self.salts[chunk.request_id]), chunk.block_tables
+        states = [0] * len(self.groups)
+        for group, table in enumerate(tables):
+            if self.groups[group].kind == "state" and chunk.start:
+                states[group] = self.blocks[group][table[0]][0]
+        logprobs, wanted = [], chunk.want_logprobs
+        context: Context = ()
         for position, token in enumerate(chunk.token_ids, chunk.start):
-            number = self.rng.getrandbits(60) if broken else kv_number(number, token, position)
-            block, offset = divmod(position, self.size)
-            self.blocks[chunk.block_ids[block]][offset] = number
-
-    def read(self, chunk: ScheduledChunk) -> tuple[SampledToken | None, tuple[SampledToken, ...]]:
-        context = [number for block in chunk.block_ids for number in self.blocks[block]][: chunk.end]
-        assert len(context) == chunk.end, "the block table does not cover the chunk"
-        logprobs: tuple[SampledToken, ...] = ()
-        if (wanted := chunk.want_logprobs) is not None:
-            logprobs = tuple(
-                prompt_logprob(context[:p], token) for p, token in zip(wanted.positions, wanted.token_ids, strict=True)
-            )
+            before = tuple(self.look(group, tables, states, position, position) for group in range(len(tables)))
+            number = self.rng.getrandbits(60) if broken else kv_number(salt, before, token, position)
+            for group, table in enumerate(tables):
+                if self.groups[group].kind == "state":
+                    states[group] = next_state(states[group], number)
+                else:
+                    block, offset = divmod(position, self.size)
+                    self.blocks[group][table[block]][offset] = number
+            if (wanted is not None and position + 1 in wanted.positions) or position + 1 == chunk.end:
+                context = tuple(
+                    self.look(group, tables, states, position, position + 1) for group in range(len(tables))
+                )
+            if wanted is not None and position + 1 in wanted.positions:
+                logprobs.append(prompt_logprob(context, wanted.token_ids[len(logprobs)]))
+        for group, table in enumerate(tables):
+            if self.groups[group].kind == "state":
+                self.blocks[group][table[1]][0] = states[group]
         if chunk.draw is None:
-            return None, logprobs
-        return SampledToken(
-            token_id=drawn_token(context, chunk.draw.random_stream, chunk.draw.banned_token_ids)
-        ), logprobs
+            return None, tuple(logprobs)
+        token = drawn_token(context, chunk.draw.random_stream, chunk.draw.banned_token_ids)
+        return SampledToken(token_id=token), tuple(logprobs)
+
+    def look(
+        self, group: int, tables: Sequence[Sequence[int]], states: Sequence[int], position: int, end: int
+    ) -> tuple[int, ...]:
+        """What a query at ``position`` sees of [0, end), through the block table. (As ``seen`` and ``seen_before``.)"""
+        kind = self.groups[group].kind
+        if kind == "state":
+            return (states[group],)
+        start = max(0, position - self.groups[group].window + 1) if kind == "window" else 0
+        if kind == "full" and end == position:
+            start = max(0, position - 1)
+        numbers = []
+        for at in range(start, end):
+            block, offset = divmod(at, self.size)
+            assert tables[group][block] >= 0, f"a query at {position} sees a block that was given back"
+            numbers.append(self.blocks[group][tables[group][block]][offset])
+        return tuple(numbers)
 
 
 class RandomChunkSizer(ChunkSizer):

@@ -6,6 +6,7 @@ Computed anew from what sequences hold, not by asking the functions that decided
 from __future__ import annotations
 
 from octavo.core.plan import Admission, StepPlan
+from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.scheduler.chunk_sizer import AdaptiveChunkSizer
 from octavo.scheduler.draft import Draft
 from octavo.scheduler.policy import FairPolicy
@@ -50,10 +51,27 @@ def last_in_policy_order(scheduler: Scheduler, running: list[Sequence]) -> Seque
     return max(enumerate(order[1:]), key=lambda item: (ahead(item[1]), item[0]))[1]
 
 
-def owed_blocks(scheduler: Scheduler) -> int:
-    """Blocks that running sequences still have to allocate for the tokens they know."""
-    size = scheduler.manager.block_size
-    return sum(-(-len(r.tokens) // size) - len(r.table) for r in scheduler._running if r.table is not None)
+def most_blocks(manager: KVCacheManager, group: int, num_tokens: int) -> int:
+    """Blocks of a group that a sequence needs at most to run all its tokens, a block of positions or less at a time."""
+    size, spec = manager.block_size, manager.groups[group]
+    if spec.kind == "state":
+        return 2
+    positions = range(num_tokens)
+    if spec.kind == "full":
+        return len({p // size for p in positions})
+    spans = [{p // size for p in range(max(0, start - spec.window), start + size)} for start in range(size)]
+    far = [{p // size for p in range(start - spec.window, start + size)} for start in range(10 * size, 11 * size)]
+    return min(len({p // size for p in positions}), max(map(len, spans + far)))
+
+
+def owed_blocks(scheduler: Scheduler, group: int, *, after_step: bool) -> int:
+    """Blocks that running sequences still have to allocate for the tokens they know.
+
+    after_step: less those of a window group that a long chunk has beyond its window, for this step alone.
+    """
+    running = [(r.table, len(r.tokens)) for r in scheduler._running if r.table is not None]
+    owed = [most_blocks(scheduler.manager, group, length) - len(table.rows[group].held) for table, length in running]
+    return sum(owed) if after_step else sum(max(blocks, 0) for blocks in owed)
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -65,11 +83,12 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         check_admission(scheduler, admission, [a.request_id for a in plan.admitted[:at]])
     if plan.admitted:
         reserve = len(scheduler._running) - 1  # one block for each that ran when the last one joined
-        # an idle block that is copied from is held until the step is over
-        room = scheduler.manager.num_available + len(plan.block_copies)
-        assert owed_blocks(scheduler) + reserve <= room, (
-            "admitted without room for all that running sequences will need"
-        )
+        for group, blocks in enumerate(scheduler.manager._blocks):
+            # an idle block that is copied from is held until the step is over
+            room = blocks.num_available + sum(copy[0] == group for copy in plan.block_copies)
+            assert owed_blocks(scheduler, group, after_step=True) + reserve <= room, (
+                "admitted without room for all that running sequences will need"
+            )
 
 
 def check_waiting(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -103,10 +122,14 @@ def check_memory_wait(scheduler: Scheduler, seq: Sequence) -> None:
     if len(scheduler._groups[seq.group]) > 1 or seq.next_prompt_logprob < seq.prompt_len:
         return  # (a fork may share blocks that the tree does not have)
     match = manager.lookup(seq.tokens, len(seq.tokens) - 1, seq.request.cache_salt)
-    idle = sum(manager._pool.refs(block) == 1 for block in match.blocks)
-    needed = -(-len(seq.tokens) // manager.block_size) - len(match.blocks)
-    room = manager.num_available - idle - owed_blocks(scheduler) - len(scheduler._running)
-    assert needed > room, f"waits for memory although it needs {needed} blocks and has room for {room}"
+    lacking = []
+    for group, blocks in enumerate(manager._blocks):
+        shared = [block for block in match.blocks[group] if block >= 0] if match.blocks else []
+        idle = sum(blocks.pool.refs(block) == 1 for block in shared)
+        needed = most_blocks(manager, group, len(seq.tokens)) - len(shared)
+        room = blocks.num_available - idle - owed_blocks(scheduler, group, after_step=False) - len(scheduler._running)
+        lacking.append(needed > room)
+    assert any(lacking), "waits for memory although all groups have room"
 
 
 def check_admission(scheduler: Scheduler, admission: Admission, earlier: list[str]) -> None:
@@ -115,9 +138,20 @@ def check_admission(scheduler: Scheduler, admission: Admission, earlier: list[st
     assert admission.miss_reason != "in flight", "computes what a running sequence is computing"
     siblings = running_siblings(scheduler, seq)
     before = [s for s in siblings if s.admitted_step < seq.admitted_step or s.request_id in earlier]
-    if before and not seq.num_preemptions and seq.next_prompt_logprob >= seq.prompt_len:
+    able = [s for s in before if can_serve(scheduler.manager, s, seq.prompt_len - 1)]
+    ready = [s for s in able if s.num_computed >= seq.prompt_len - 1 and s.admitted_step < seq.admitted_step]
+    must_share = ready or (before and len(able) == len(before))  # (of those who cannot any more, nobody is waited for)
+    if must_share and not seq.num_preemptions and seq.next_prompt_logprob >= seq.prompt_len:
         assert admission.miss_reason == "forked", "computes the prompt beside one of its family"
         assert admission.cached_tokens == seq.prompt_len - 1, "does not share all of the prompt that has KV"
+
+
+def can_serve(manager: KVCacheManager, sibling: Sequence, position: int) -> bool:
+    """Whether it still has everything that a fork needs who goes on at ``position``."""
+    assert sibling.table is not None
+    needed = [max(0, position - g.window + 1) if g.kind == "window" else 0 for g in manager.groups]
+    first = [getattr(row, "first", None) for row in sibling.table.rows]  # (a state has none)
+    return all(has is not None and has * manager.block_size <= need for has, need in zip(first, needed, strict=True))
 
 
 def running_siblings(scheduler: Scheduler, seq: Sequence) -> list[Sequence]:

@@ -31,7 +31,7 @@ def test_only_a_row_that_is_not_finite_takes_its_blocks_out_of_the_cache(failure
 
 
 def test_the_error_names_the_masks_that_the_request_has() -> None:
-    sampling = SamplingParams(allowed_token_ids=(1,), bad_words_token_ids=((1, 1),), stop_token_ids=(5,))
+    sampling = SamplingParams(allowed_token_ids=(1,), bad_words_token_ids=((1, 1),), stop_token_ids=(6,))
     driver = Driver()
     driver.add(request("a", 3, 4, sampling=sampling))
     driver.step()

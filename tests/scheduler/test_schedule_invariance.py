@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 
 import pytest
 from model_free import VOCAB, ModelFreeRunner, RandomChunkSizer, StepCrash, compute_alone
-from rules import WatchedScheduler
+from rules import WatchedScheduler, most_blocks
 
+from octavo.core.cache_group import FULL, CacheGroup
 from octavo.core.plan import SampledToken, TokenEvent
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.memory.block_pool import BlockPool
 from octavo.memory.block_table import BlockTable
+from octavo.memory.group_blocks import GroupBlocks
 from octavo.memory.kv_cache_manager import KVCacheManager
-from octavo.memory.prefix_tree import PrefixTree
+from octavo.memory.prefix_tree import Node, PrefixTree
 from octavo.scheduler.chunk_sizer import AdaptiveChunkSizer, FixedChunkSizer
 from octavo.scheduler.policy import make_policy
 
@@ -28,6 +30,7 @@ class Schedule:
     """One random life of a scheduler: requests arrive, are aborted, fail, and all must come out as computed alone."""
 
     seed: int
+    mixed: bool = False  # over a random mix of cache groups, not one full group
     rng: random.Random = field(init=False)
     ended: dict[str, TokenEvent] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -41,7 +44,9 @@ class Schedule:
         self.longest = rng.choice((12, 20, 40))
         fits_longest = -(-self.longest // self.size)
         num_blocks = fits_longest + rng.choice((0, 1, 2, fits_longest // 2, fits_longest, 2 * fits_longest))
-        manager = KVCacheManager(num_blocks, self.size, enable_prefix_caching=rng.random() < 0.9)
+        caching = rng.random() < 0.9
+        self.groups, counts = random_groups(self, num_blocks) if self.mixed else ((FULL,), (num_blocks,))
+        manager = KVCacheManager(counts, self.size, groups=self.groups, enable_prefix_caching=caching)
         sizer = rng.choice(
             (RandomChunkSizer(rng), FixedChunkSizer(rng.randint(1, 20)), AdaptiveChunkSizer(self.size, 0.02))
         )
@@ -129,7 +134,7 @@ class Schedule:
         assert sum(lengths) <= self.scheduler._max_num_batched_tokens
         self.count(preempted=len(plan.preempted), copies=len(plan.block_copies), evicted=plan.evicted)
         for admission in plan.admitted:
-            self.count(cached_tokens=admission.cached_tokens, forked=admission.miss_reason == "forked")
+            self.count(cached_tokens=admission.cached_tokens, **{admission.miss_reason: 1})
         self.count(herd_waits="shared_prefix_in_flight" in plan.waiting_for.values())
         failed: list[int] = []
         if plan.chunks and self.rng.random() < 0.01:
@@ -167,12 +172,13 @@ class Schedule:
         assert not self.scheduler.manager._in_flight
         for request_id, request in self.requests.items():
             where = f"seed {self.seed}, request {request_id}"
-            expected, end = compute_alone(request), self.ended[request_id]
+            expected, end = compute_alone(request, self.groups), self.ended[request_id]
             tokens, logprobs = self.tokens.get(request_id, []), self.logprobs.get(request_id, [])
             positions = len(request.prompt_token_ids) + max(request.max_tokens - 1, 0)
-            blocks = -(-positions // self.size)
+            manager = self.scheduler.manager
             if end.finish_reason != "abort":
-                too_large = blocks > self.scheduler.manager.num_blocks
+                needs = [most_blocks(manager, group, positions) for group in range(len(self.groups))]
+                too_large = any(need > have for need, have in zip(needs, manager.num_blocks, strict=True))
                 assert too_large == str(end.stop_reason).startswith("the request needs"), where
             if end.finish_reason in ("abort", "error"):  # what came before was right
                 assert tokens == expected.tokens[: len(tokens)], where
@@ -183,11 +189,28 @@ class Schedule:
                 assert (end.finish_reason, end.stop_reason) == (expected.finish_reason, expected.stop_reason), where
 
 
-def run_schedules(seeds: range) -> dict[str, int]:
+def random_groups(schedule: Schedule, num_blocks: int) -> tuple[tuple[CacheGroup, ...], tuple[int, ...]]:
+    """Any mix of groups, and how many blocks each has: from hardly enough for the longest to plenty."""
+    rng, size, longest = random.Random(schedule.seed), schedule.size, schedule.longest
+    groups = [FULL] if rng.random() < 0.7 else []
+    windows = rng.sample(range(1, 20), rng.choice((0, 1, 1, 2)))
+    groups += [CacheGroup(kind="window", window=window) for window in windows]
+    if rng.random() < 0.5 or not groups:
+        groups.append(CacheGroup(kind="state", snapshot_blocks=rng.choice((1, 2, 3))))
+    if rng.random() < 0.3:
+        rng.shuffle(groups)
+    counts = []
+    for group in groups:
+        least = min(num_blocks, KVCacheManager(1, size, groups=[group])._blocks[0].blocks_for(longest))
+        counts.append(least + rng.choice((0, 1, 2, least // 2, least, 2 * least, 4 * least)))
+    return tuple(groups), tuple(counts)
+
+
+def run_schedules(seeds: range, *, mixed: bool = False) -> dict[str, int]:
     """Run them -> how often what happened in all."""
     total: dict[str, int] = {}
     for seed in seeds:
-        schedule = Schedule(seed)
+        schedule = Schedule(seed, mixed)
         schedule.run()
         for name, number in schedule.counts.items():
             total[name] = total.get(name, 0) + number
@@ -199,6 +222,18 @@ def test_tokens_do_not_depend_on_chunking_batching_prefix_hits_or_preemption() -
     # The schedules did what the name says, often.
     for name in ("preempted", "copies", "evicted", "cached_tokens", "forked", "herd_waits", "abort", "error", "stop"):
         assert total[name] >= NUM_SCHEDULES // 4, f"{name} happened only {total[name]} times"
+
+
+def test_nor_in_a_model_whose_layers_keep_different_things() -> None:
+    total = run_schedules(range(NUM_SCHEDULES), mixed=True)
+    for name in ("preempted", "copies", "evicted", "cached_tokens", "forked", "herd_waits", "window given back",
+                 "no snapshot"):  # fmt: skip
+        assert total[name] >= NUM_SCHEDULES // 4, f"{name} happened only {total[name]} times"
+
+
+@pytest.mark.slow
+def test_nor_in_three_thousand_more_schedules_of_such_models() -> None:
+    run_schedules(range(NUM_SCHEDULES, NUM_SCHEDULES + 3_000), mixed=True)
 
 
 @pytest.mark.slow
@@ -224,14 +259,13 @@ def hand_out_a_block_twice(patch: pytest.MonkeyPatch) -> None:
 
 def cache_without_holding(patch: pytest.MonkeyPatch) -> None:
     """The tree forgets to take its reference: the block is freed with its sequence, yet found later."""
-    insert = PrefixTree.insert
+    attach = GroupBlocks.attach
 
-    def planted(tree: PrefixTree, node: object, tokens: tuple[int, ...], block: int, salt: bytes) -> object:
-        child = insert(tree, node, tokens, block, salt)  # type: ignore[arg-type]
-        tree._pool.release(block)
-        return child
+    def planted(group: GroupBlocks, node: Node, block: int, now: int) -> None:
+        attach(group, node, block, now)
+        group.pool.release(block)
 
-    patch.setattr(PrefixTree, "insert", planted)
+    patch.setattr(GroupBlocks, "attach", planted)
     patch.setattr(BlockPool, "release", lambda pool, block: release_leniently(pool, block))
 
 
@@ -245,7 +279,7 @@ def release_leniently(pool: BlockPool, block: int) -> int:
 
 def evict_what_is_in_use(patch: pytest.MonkeyPatch) -> None:
     """Shared blocks are not pinned by those that share them."""
-    patch.setattr(KVCacheManager, "_retain", lambda manager, block: None)
+    patch.setattr(KVCacheManager, "_retain", lambda manager, group, block: None)
     patch.setattr(BlockPool, "release", lambda pool, block: release_leniently(pool, block))
 
 
@@ -258,7 +292,7 @@ def cache_one_block_too_early(patch: pytest.MonkeyPatch) -> None:
     commit = KVCacheManager.commit
 
     def planted(manager: KVCacheManager, table: BlockTable, tokens: list[int], num_computed: int) -> None:
-        end = min(num_computed + manager.block_size, len(tokens), len(table) * manager.block_size)
+        end = min(num_computed + manager.block_size, len(tokens), table.num_blocks * manager.block_size)
         commit(manager, table, tokens, end)
 
     patch.setattr(KVCacheManager, "commit", planted)
@@ -267,7 +301,7 @@ def cache_one_block_too_early(patch: pytest.MonkeyPatch) -> None:
 def share_under_any_salt(patch: pytest.MonkeyPatch) -> None:
     find, insert, child = PrefixTree.find, PrefixTree.insert, PrefixTree.child
     patch.setattr(PrefixTree, "find", lambda tree, tokens, limit, salt: find(tree, tokens, limit, b""))
-    patch.setattr(PrefixTree, "insert", lambda tree, node, key, block, salt: insert(tree, node, key, block, b""))
+    patch.setattr(PrefixTree, "insert", lambda tree, node, key, salt: insert(tree, node, key, b""))
     patch.setattr(PrefixTree, "child", lambda tree, node, key, salt: child(tree, node, key, b""))
 
 

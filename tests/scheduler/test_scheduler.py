@@ -68,7 +68,7 @@ def test_a_chunk_carries_what_its_draw_needs() -> None:
     assert second.draw.banned_token_ids == (900, 901)
     assert third.draw is second.draw
     assert fourth.draw == replace(second.draw, banned_token_ids=())
-    assert (second.start, second.end, len(second.block_ids)) == (4, 6, 2)
+    assert (second.start, second.end, len(second.block_tables[0])) == (4, 6, 2)
 
 
 def test_a_second_request_with_the_same_prefix_computes_only_the_rest() -> None:
@@ -278,7 +278,7 @@ def test_forks_compute_the_prompt_once_and_draw_from_their_own_streams() -> None
     assert outputs == [compute_alone(member).tokens for member in family]
     assert len({tuple(output) for output in outputs}) > 1
     copies = [copy for plan in driver.plans for copy in plan.block_copies]
-    assert [num_tokens for _, _, num_tokens in copies] == [1, 1, 1]
+    assert [num_tokens for *_, num_tokens in copies] == [1, 1, 1]
 
 
 def test_if_the_parent_ends_early_the_first_child_takes_its_place() -> None:
@@ -409,7 +409,7 @@ def test_the_config_builds_what_it_names() -> None:
     config = EngineConfig(policy="fair", chunking="fixed", chunk_size=33, block_size=8, enable_prefix_caching=False)
     scheduler = Scheduler.from_config(config, num_blocks=10, max_model_len=80)
     assert scheduler.manager.block_size == 8
-    assert scheduler.manager.num_blocks == 10
+    assert scheduler.manager.num_blocks == (10,)
     assert not scheduler.manager.enable_prefix_caching
     scheduler.add(request("a", 50, 4))
     plan = scheduler.plan(0.0)

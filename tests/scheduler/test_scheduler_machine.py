@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from model_free import VOCAB, ModelFreeRunner, compute_alone
 
+from octavo.core.cache_group import FULL, CacheGroup
 from octavo.core.config import EngineConfig
 from octavo.core.plan import StepPlan, TokenEvent
 from octavo.core.request import Request
@@ -16,6 +17,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.scheduler.scheduler import Scheduler
 
 LONGEST = 24
+WINDOW, STATE = CacheGroup(kind="window", window=5), CacheGroup(kind="state", snapshot_blocks=2)
+GROUPS = [(FULL,), (FULL,), (FULL, WINDOW), (WINDOW,), (FULL, STATE), (STATE,), (FULL, WINDOW, STATE)]
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=16)
 
 
@@ -29,8 +32,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_blocks=st.integers(0, 6),
         num_seqs=st.integers(1, 4),
         num_tokens=st.integers(1, 20),
+        groups=st.sampled_from(GROUPS),
     )
-    def start(self, policy: str, chunking: str, size: int, spare_blocks: int, num_seqs: int, num_tokens: int) -> None:
+    def start(
+        self,
+        policy: str,
+        chunking: str,
+        size: int,
+        spare_blocks: int,
+        num_seqs: int,
+        num_tokens: int,
+        groups: tuple[CacheGroup, ...],
+    ) -> None:
         config = EngineConfig(
             policy=policy,  # type: ignore[arg-type]
             chunking=chunking,  # type: ignore[arg-type]
@@ -40,8 +53,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=num_tokens,
             target_itl_ms=20,
         )
-        num_blocks = -(-LONGEST // size) + spare_blocks
-        self.scheduler = Scheduler.from_config(config, num_blocks=num_blocks, max_model_len=LONGEST)
+        num_blocks = [group.blocks_for(LONGEST, size) + spare_blocks for group in groups]
+        self.groups = groups
+        self.scheduler = Scheduler.from_config(config, num_blocks=num_blocks, max_model_len=LONGEST, groups=groups)
         self.runner = ModelFreeRunner(self.scheduler.manager, random.Random(0))
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -142,7 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         alive = {view.request_id for view in self.scheduler.sequences()}
         assert alive == set(self.requests) - set(self.ended)
         for request_id, tokens in self.tokens.items():
-            expected = compute_alone(self.requests[request_id]).tokens
+            expected = compute_alone(self.requests[request_id], self.groups).tokens
             assert tokens == expected[: len(tokens)]
 
     def teardown(self) -> None:
@@ -155,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(self.ended) == set(self.requests)
         for request_id, end in self.ended.items():
             if end.finish_reason in ("stop", "length"):
-                assert self.tokens[request_id] == compute_alone(self.requests[request_id]).tokens
+                assert self.tokens[request_id] == compute_alone(self.requests[request_id], self.groups).tokens
         assert self.scheduler.manager.stats().pinned_blocks == 0
 
 

@@ -13,7 +13,12 @@ Rows = list[tuple[str, str]]
 def resolved_rows(config: ResolvedConfig) -> Rows:
     """What will run: one row per decision, for ``facts_table``. The notes say why."""
     wish = config.wish
-    pool_tokens = config.num_blocks * config.block_size
+    pools = ", ".join(
+        f"{name}: {blocks:,} blocks x {config.block_size} = {blocks * config.block_size:,} tokens"
+        for name, blocks in config.cache_groups
+    )
+    if len(config.cache_groups) == 1 and pools.startswith("full: "):
+        pools = pools.removeprefix("full: ")
     chunks = f"fixed chunks of {wish.chunk_size}" if wish.chunking == "fixed" else "adaptive chunks"
     numerics = f", {wish.numerics} numerics" if config.backend == "native" else ""
     rows = [
@@ -26,8 +31,7 @@ def resolved_rows(config: ResolvedConfig) -> Rows:
         ),
         (
             "KV cache",
-            f"{config.num_blocks:,} blocks x {config.block_size} = {pool_tokens:,} tokens; "
-            f"{human_bytes(config.kv_cache_bytes)} of {config.kv_dtype}, touched as used",
+            f"{pools}; {human_bytes(config.kv_cache_bytes)} of {config.kv_dtype}, touched as used",
         ),
         ("context", f"{config.max_model_len:,} tokens per sequence, prompt plus output"),
         ("batch", f"up to {config.max_num_seqs} sequences, {wish.max_num_batched_tokens:,} tokens per step"),

@@ -187,7 +187,7 @@ class ResolvedConfig:
     max_model_len: int
     max_num_seqs: int
     block_size: int
-    num_blocks: int
+    cache_groups: tuple[tuple[str, int], ...]  # (what its layers keep, blocks) of each
     kv_cache_bytes: int
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -195,3 +195,8 @@ class ResolvedConfig:
     weights_bytes: int = 0
     chat_template: str = "the model's own"  # or its file, or why there is none
     notes: tuple[str, ...] = ()  # what was decided and why, one line each
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the first cache group, which keeps most."""
+        return self.cache_groups[0][1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.core.cache_group import CacheGroup, group_by_window
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
@@ -41,3 +43,14 @@ class ModelConfig:
     sliding_window: int | None = None
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
+    layer_windows: tuple[int | None, ...] = ()  # of each layer; (): all have ``sliding_window``
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None: it sees everything."""
+        return self.layer_windows or (self.sliding_window,) * self.num_layers
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """What its layers keep. A window that no context leaves keeps everything."""
+        return group_by_window([w if w is not None and w < self.max_position else None for w in self.windows])

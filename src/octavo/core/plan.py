@@ -25,12 +25,22 @@ ChunkReason = Literal[
     "no decodes",
     "ramp",  # no further than what has been measured
     "floor",  # one block, however long it takes
+    "snapshot",  # up to where a recurrent state is kept for later prompts
 ]
 #: Why a waiting request is not admitted. The first two wait for a running sequence.
 WaitReason = Literal["shared_prefix_in_flight", "fork_parent", "memory", "budget", "max_num_seqs"]
 #: Why a lookup in the prefix tree ended where it did.
 MissReason = Literal[
-    "end of prompt", "diverged", "evicted", "in flight", "never seen", "forked", "prompt logprobs", "off"
+    "end of prompt",
+    "diverged",
+    "evicted",
+    "in flight",
+    "never seen",
+    "forked",
+    "prompt logprobs",
+    "off",
+    "window given back",  # more is cached of the full layers, but not what a window would see there
+    "no snapshot",  # the same of a recurrent state
 ]
 
 
@@ -65,7 +75,9 @@ class ScheduledChunk:
     request_id: str
     start: int
     token_ids: Sequence[int]  # of the positions to run
-    block_ids: Sequence[int]  # buffer of int32; the block table's head, covers all of [0, end); valid until apply()
+    #: Buffers of int32, one per cache group, valid until apply(): a block table's head that covers [0, end), -1 where a
+    #: window group has given a block back; of a state group, the slots to read (-1: none yet) and to write.
+    block_tables: Sequence[Sequence[int]]
     draw: DrawRule | None = None  # set only if the chunk reaches the last known token and a token is wanted
     reason: ChunkReason = "decode"
     want_logprobs: WantedLogprobs | None = None
@@ -111,11 +123,11 @@ class StepPlan:
     waiting_for: Mapping[str, WaitReason] = field(default_factory=dict)  # waiting request -> why it was not admitted
     evicted: int = 0  # cached blocks that lost their content to this step
     budget: BudgetFacts | None = None
-    block_copies: tuple[tuple[int, int, int], ...] = ()  # (src, dst, num_tokens), run before any KV write of the step
+    block_copies: tuple[tuple[int, int, int, int], ...] = ()  # (group, src, dst, num_tokens), before any KV write
     failed: tuple[tuple[str, str], ...] = ()  # (request_id, why): can never run; finished with "error"
     num_waiting: int = 0
     num_running: int = 0
-    free_blocks: int = 0
+    free_blocks: int = 0  # in the cache group that has fewest
 
 
 @hot_record

@@ -26,11 +26,11 @@ class Batch:
 
 
 def build_batch(
-    chunks: Sequence[ScheduledChunk], block_copies: Sequence[tuple[int, int, int]], block_size: int
+    chunks: Sequence[ScheduledChunk], block_copies: Sequence[tuple[int, int, int, int]], block_size: int
 ) -> Batch:
     """Lay chunks out as one ModelInput. One-token chunks must come first (StepPlan's order).
 
-    A position p of a sequence lies in slot ``block_ids[p // block_size] * block_size + p % block_size``.
+    In each cache group a sequence's position p lies in slot ``table[p // block_size] * block_size + p % block_size``.
     """
     lengths = [len(chunk.token_ids) for chunk in chunks]
     count, num_one_query_seqs = len(chunks), lengths.count(1)
@@ -38,16 +38,20 @@ def build_batch(
     assert 1 not in lengths[num_one_query_seqs:], "one-token chunks come first"
     positions = [chunk.start for chunk in ones]
     token_ids = [chunk.token_ids[0] for chunk in ones]
-    slots = [
-        chunk.block_ids[start // block_size] * block_size + start % block_size
-        for chunk, start in zip(ones, positions, strict=True)
-    ]
     context_lens = [start + 1 for start in positions]
+    num_groups = len(chunks[0].block_tables) if chunks else 1
+    slots: list[int] = []
+    for group in range(num_groups):
+        slots += [
+            chunk.block_tables[group][start // block_size] * block_size + start % block_size
+            for chunk, start in zip(ones, positions, strict=True)
+        ]
+        for chunk in longer:
+            slots += _slots(chunk.block_tables[group], chunk.start, chunk.end, block_size)
     for chunk in longer:
         start, end = chunk.start, chunk.end
         token_ids += chunk.token_ids
         positions += range(start, end)
-        slots += _slots(chunk.block_ids, start, end, block_size)
         context_lens.append(end)
     draws = [chunk.draw for chunk in chunks if chunk.draw is not None]
     asked = [index for index, chunk in enumerate(chunks) if chunk.want_logprobs is not None]
@@ -69,8 +73,8 @@ def build_batch(
         rows = [query_starts[index + 1] - 1 for index in draw_chunks] + target_rows
     copies = chain.from_iterable(block_copies)
     ints = array("i", [*token_ids, *positions, *slots, *rows, *query_starts, *context_lens, *copies])
-    ints.frombytes(_block_tables(chunks))
-    step = ModelInput(ints, len(token_ids), len(rows), count, len(block_copies), num_one_query_seqs)
+    ints.frombytes(_block_tables(chunks, num_groups))
+    step = ModelInput(ints, len(token_ids), len(rows), count, len(block_copies), num_one_query_seqs, num_groups)
     return Batch(step, draws, draw_chunks, targets, target_chunks)
 
 
@@ -83,9 +87,9 @@ def _slots(block_ids: Sequence[int], start: int, end: int, block_size: int) -> l
     return slots[first : first + end - start]
 
 
-def _block_tables(chunks: Sequence[ScheduledChunk]) -> bytes:
-    """[S, B] block ids, padded with 0, B the longest table's number of blocks."""
-    parts: list[Any] = [chunk.block_ids for chunk in chunks]  # buffers of int32
+def _block_tables(chunks: Sequence[ScheduledChunk], num_groups: int) -> bytes:
+    """[G, S, B] block ids, padded with 0, B the longest table's number of blocks."""
+    parts: list[Any] = [chunk.block_tables[group] for group in range(num_groups) for chunk in chunks]  # of int32
     widths = list(map(len, parts))
     width = max(widths, default=0)
     if min(widths, default=0) < width:

@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.core.output import Timings
 from octavo.engine.engine import Engine
-from octavo.memory.kv_cache_manager import CacheStats
+from octavo.memory.cache_stats import CacheStats
 from octavo.observability.metrics import MetricsSnapshot
 from octavo.observability.trace import StepRecord, TraceSnapshot
 

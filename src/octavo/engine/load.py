@@ -51,10 +51,12 @@ def load_engine(wish: EngineConfig) -> Engine:
     free_bytes = backend.device_free_bytes()
     if free_bytes is None:
         free_bytes = free_beside(weights, backend.scratch_bytes(), machine, probe_machine())
-    pool = size_pool(wish, source.config, free_bytes, backend.kv_bytes_per_token(source.config))
+    groups = source.config.cache_groups
+    block_bytes = [wish.block_size * backend.kv_bytes_per_token(source.config, len(group.layers)) for group in groups]
+    pool = size_pool(wish, source.config, free_bytes, groups, block_bytes)
     kv_bytes = backend.allocate_kv_cache(
         KVCacheLayout(
-            num_layers=source.config.num_layers,
+            groups=groups,
             num_blocks=pool.num_blocks,
             block_size=wish.block_size,
             num_kv_heads=source.config.num_kv_heads,
@@ -74,7 +76,7 @@ def load_engine(wish: EngineConfig) -> Engine:
         max_model_len=pool.max_model_len,
         max_num_seqs=wish.max_num_seqs,
         block_size=wish.block_size,
-        num_blocks=pool.num_blocks,
+        cache_groups=tuple((group.name, n) for group, n in zip(groups, pool.num_blocks, strict=True)),
         kv_cache_bytes=kv_bytes,
         vocab_size=source.config.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
@@ -83,10 +85,10 @@ def load_engine(wish: EngineConfig) -> Engine:
         chat_template=which_template,
         notes=pool.notes if wish.load_format == "auto" else (f"weights: random {wish.dummy_format}", *pool.notes),
     )
-    runner = ModelRunner(backend, block_size=wish.block_size, step_mode=wish.step_mode)
+    runner = ModelRunner(backend, block_size=wish.block_size, num_groups=len(groups), step_mode=wish.step_mode)
     runner.warm_up(wish.max_num_batched_tokens)
     tracer = Tracer(Metrics(), max_steps=wish.trace_steps)
-    scheduler = Scheduler.from_config(wish, num_blocks=pool.num_blocks, max_model_len=pool.max_model_len)
+    scheduler = Scheduler.from_config(wish, groups=groups, num_blocks=pool.num_blocks, max_model_len=pool.max_model_len)
     return Engine(
         config=config,
         tokenizer=tokenizer,

@@ -15,9 +15,13 @@ from octavo.kernels.base import Backend, ModelInput
 class ModelRunner:
     """Runs a plan's chunks in one pass ("mixed"), or decodes and longer chunks as two ("split", for comparison)."""
 
-    def __init__(self, backend: Backend, *, block_size: int, step_mode: StepMode = "mixed") -> None:
+    def __init__(
+        self, backend: Backend, *, block_size: int, num_groups: int = 1, step_mode: StepMode = "mixed"
+    ) -> None:
+        """num_groups: cache groups of the model."""
         self._backend = backend
         self._block_size = block_size
+        self._num_groups = num_groups
         self._step_mode = step_mode
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -90,11 +94,11 @@ class ModelRunner:
         step = ModelInput.of(
             token_ids=[0] * num_tokens,
             positions=range(num_tokens),
-            slot_mapping=[-1] * num_tokens,
+            slot_mapping=[-1] * num_tokens * self._num_groups,
             logit_rows=[num_tokens - 1],
             query_starts=[0, num_tokens],
             context_lens=[num_tokens],
-            block_tables=[[0]],
+            block_tables=[[0]] * self._num_groups,
         )
         self._backend.run(step, [DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)])
 

@@ -17,6 +17,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.cache_group import CacheGroup
+from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
 from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.core.records import hot_record
@@ -106,7 +108,8 @@ class Model(Protocol):
 class ModelInput:
     """One step, in one array: T tokens of S sequences, of which those with one query come first, R wanted rows.
 
-    One array, since each that Python makes and hands over costs as much as the numbers of several sequences.
+    One array, since each that Python makes and hands over costs as much as the numbers of several sequences. Slots,
+    block tables and copies are those of each of G cache groups (``KVCacheLayout.groups``).
     """
 
     ints: array[int]  # int32: the parts below, one after the other
@@ -115,6 +118,7 @@ class ModelInput:
     num_seqs: int  # S
     num_copies: int  # C
     num_one_query_seqs: int
+    num_groups: int = 1  # G
 
     @classmethod
     def of(
@@ -129,12 +133,12 @@ class ModelInput:
         block_tables: Sequence[Iterable[int]],
         copies: Sequence[Iterable[int]] = (),
     ) -> ModelInput:
-        """Of the parts, each of the length that its property below names."""
+        """Of the parts, each of the length that its property below names; slots and tables group by group."""
         starts, rows, tokens, seen = list(query_starts), list(logit_rows), list(token_ids), list(context_lens)
         parts = (tokens, positions, slot_mapping, rows, starts, seen, *copies, *block_tables)
         ones = sum(end - start == 1 for start, end in pairwise(starts))
         ints = array("i", map(int, chain.from_iterable(parts)))
-        return cls(ints, len(tokens), len(rows), len(seen), len(copies), ones)
+        return cls(ints, len(tokens), len(rows), len(seen), len(copies), ones, len(block_tables) // max(len(seen), 1))
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -148,35 +152,36 @@ class ModelInput:
 
     @property
     def slot_mapping(self) -> NDArray[np.int32]:
-        """[T] block_id * block_size + offset; -1 writes nothing"""
-        return self._part(2 * self.num_tokens, self.num_tokens)
+        """[G, T] block_id * block_size + offset; -1 writes nothing"""
+        return self._part(2 * self.num_tokens, self.num_groups * self.num_tokens).reshape(self.num_groups, -1)
 
     @property
     def logit_rows(self) -> NDArray[np.int32]:
         """[R] indices into T: first the rows of draws, then those of prompt logprobs"""
-        return self._part(3 * self.num_tokens, self.num_rows)
+        return self._part((2 + self.num_groups) * self.num_tokens, self.num_rows)
 
     @property
     def query_starts(self) -> NDArray[np.int32]:
         """[S + 1] sequence s runs tokens [query_starts[s], query_starts[s + 1])"""
-        return self._part(3 * self.num_tokens + self.num_rows, self.num_seqs + 1)
+        return self._part((2 + self.num_groups) * self.num_tokens + self.num_rows, self.num_seqs + 1)
 
     @property
     def context_lens(self) -> NDArray[np.int32]:
         """[S] positions visible to the last query, itself included"""
-        return self._part(3 * self.num_tokens + self.num_rows + self.num_seqs + 1, self.num_seqs)
+        start = (2 + self.num_groups) * self.num_tokens + self.num_rows + self.num_seqs + 1
+        return self._part(start, self.num_seqs)
 
     @property
     def copies(self) -> NDArray[np.int32]:
-        """[C, 3] (src block, dst block, num_tokens), before any KV write"""
-        start = 3 * self.num_tokens + self.num_rows + 2 * self.num_seqs + 1
-        return self._part(start, 3 * self.num_copies).reshape(-1, 3)
+        """[C, 4] (group, src block, dst block, num_tokens), before any KV write"""
+        start = (2 + self.num_groups) * self.num_tokens + self.num_rows + 2 * self.num_seqs + 1
+        return self._part(start, 4 * self.num_copies).reshape(-1, 4)
 
     @property
     def block_tables(self) -> NDArray[np.int32]:
-        """[S, B] padded with any ids"""
-        start = 3 * (self.num_tokens + self.num_copies) + self.num_rows + 2 * self.num_seqs + 1
-        return self._part(start, len(self.ints) - start).reshape(self.num_seqs, -1)
+        """[G, S, B] padded with any ids; what a window group has given back is -1"""
+        fixed = (2 + self.num_groups) * self.num_tokens + 4 * self.num_copies + self.num_rows + 2 * self.num_seqs + 1
+        return self._part(fixed, len(self.ints) - fixed).reshape(self.num_groups, self.num_seqs, -1)
 
     def _part(self, start: int, length: int) -> NDArray[np.int32]:
         return np.frombuffer(self.ints, np.int32)[start : start + length]
@@ -213,13 +218,38 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheLayout:
-    """Size of the paged cache that a backend allocates, for all layers."""
+    """Sizes of the paged cache that a backend allocates: for each group of layers, so many blocks of its own."""
 
-    num_layers: int
-    num_blocks: int
+    groups: tuple[CacheGroup, ...]  # with layers 0, 1, ... shared out among them
+    num_blocks: tuple[int, ...]  # of each group
     block_size: int
     num_kv_heads: int
     head_dim: int
+
+    @classmethod
+    def full(
+        cls, *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+    ) -> KVCacheLayout:
+        """Of a model whose layers all keep everything."""
+        group = CacheGroup(kind="full", layers=tuple(range(num_layers)))
+        return cls(
+            groups=(group,),
+            num_blocks=(num_blocks,),
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        return sum(len(group.layers) for group in self.groups)
+
+
+def refuse_states(layout: KVCacheLayout) -> None:
+    """Raise ConfigError if a layer keeps a recurrent state: no op of the seam reads or writes one."""
+    for group in layout.groups:
+        if group.kind == "state":
+            raise ConfigError(f"layers {group.layers} keep a recurrent state, which this backend has no op for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,12 +308,15 @@ class Backend(ABC):
         """What ``pack`` will take for such a tensor, told without touching it."""
 
     @abstractmethod
-    def kv_bytes_per_token(self, config: ModelConfig) -> int:
-        """Bytes of K and V of one token over all layers, scales included."""
+    def kv_bytes_per_token(self, config: ModelConfig, num_layers: int) -> int:
+        """Bytes of K and V of one token over so many layers, scales included."""
 
     @abstractmethod
     def allocate_kv_cache(self, layout: KVCacheLayout) -> int:
-        """Allocate the paged cache (mapped, untouched until used) -> its bytes. ConfigError if it does not fit."""
+        """Allocate the paged cache (mapped, untouched until used) -> its bytes.
+
+        Raises ConfigError if it does not fit, or if a group is of a kind that no op of the backend works on.
+        """
 
     @abstractmethod
     def bind(self, model: Model, *, max_tokens: int, max_seqs: int) -> None:

@@ -10,34 +10,35 @@ block (`hash_of`) and to explain a miss (the ghost ring).
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.plan import MissReason
-from octavo.memory.block_pool import BlockPool
+from octavo.memory.group_blocks import NO_BLOCK, GroupBlocks
 
 GHOSTS = 8192  # evicted blocks that a lookup can still name as the reason of its miss
 Tokens = tuple[int, ...]
 
 
 class Node:
-    """One cached block. A root stands for the empty prefix under one salt and has block -1."""
+    """One cached block of positions, in each cache group that still has it. A root is the empty prefix of one salt."""
 
-    __slots__ = ("alive", "block", "children", "depth", "keys", "last_used", "parent", "path_hash", "salt", "tokens")
+    __slots__ = (
+        "alive", "blocks", "children", "depth", "keys", "last_used", "parent", "path_hash", "salt", "tokens"
+    )  # fmt: skip
 
-    def __init__(self, parent: Node | None, tokens: Tokens, block: int, path_hash: int, salt: bytes) -> None:
+    def __init__(self, parent: Node | None, tokens: Tokens, num_groups: int, path_hash: int, salt: bytes) -> None:
         self.parent = parent
         self.salt = salt
         self.tokens = tokens
-        self.block = block
+        self.blocks = [NO_BLOCK] * num_groups  # of a state group: the slot of the state after the last position
         self.path_hash = path_hash
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[Tokens, Node] = {}
         self.keys: list[Tokens] = []  # the children's tokens, sorted
-        self.last_used = 0
+        self.last_used = [0] * num_groups
         self.alive = True  # False once it has left the tree; whoever still points at it must look again
 
     def nearest(self, tokens: Tokens) -> tuple[Node | None, int]:
@@ -57,34 +58,32 @@ class Match:
     """How far a lookup got, and why it ended."""
 
     num_tokens: int = 0  # positions [0, num_tokens) need not be computed
-    blocks: tuple[int, ...] = ()  # whole blocks to share
-    node: Node | None = None  # tree node of the last of them, if they came from the tree
-    copy_from: int | None = None  # block whose head holds positions [len(blocks) * block_size, num_tokens)
+    whole: int = 0  # blocks of positions among them
+    blocks: tuple[
+        Sequence[int], ...
+    ] = ()  # of each group, to share: one per whole block, NO_BLOCK where none is needed
+    node: Node | None = None  # tree node of the last whole block, if they came from the tree
+    copy_from: Sequence[int] | None = None  # of each group: whose head holds the positions after the whole blocks
     reason: MissReason
     facts: dict[str, object] = field(default_factory=dict)
-    next_hash: int | None = None  # of the block after ``blocks``, when the sequence has it whole
+    next_hash: int | None = None  # of the block after the last that is cached, if the sequence has it whole
 
 
 class PrefixTree:
-    """Trie of cached blocks over a ``BlockPool``. The tree holds one reference to each block it contains.
+    """Trie of cached blocks over the ``GroupBlocks`` of a model, which it keeps one of each of at most in a node.
 
-    A block that only the tree holds is *unreferenced*: its content may be lost when somebody needs the room. Eviction
-    takes the least recently used unreferenced leaf, so a prefix dies from its tail: a tail without its head is useless.
+    With a full group, a node lives as long as its block of that group; without, as long as it or a descendant has any.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
-        self._pool = pool
+    def __init__(self, groups: Sequence[GroupBlocks], block_size: int) -> None:
+        self._groups = groups
+        self._full = next((group for group in groups if group.is_full), None)
         self._block_size = block_size
         self._roots: dict[bytes, Node] = {}
-        self._node_of: list[Node | None] = [None] * pool.num_blocks
-        self._clock = 0
-        self._pushes = 0
-        self._heap: list[tuple[int, int, Node]] = []  # eviction candidates (last_used, tie, node), checked when popped
         self._ghosts: OrderedDict[int, None] = OrderedDict()
         self._num_at_depth = [0]
+        self.clock = 0  # of "least recently used"
         self.num_nodes = 0
-        self.num_unreferenced = 0
-        self.num_evicted = 0
 
     @property
     def depth(self) -> int:
@@ -98,35 +97,44 @@ class PrefixTree:
         size = self._block_size
         node = self._roots.get(salt)
         position = 0
-        blocks: list[int] = []
+        path: list[Node] = []
         while node is not None and position + size <= limit:
             child = node.children.get(tuple(tokens[position : position + size]))
             if child is None:
                 break
             node = child
-            blocks.append(node.block)
+            path.append(node)
             position += size
         tail = tuple(tokens[position : min(position + size, limit)])
         nearest, common = (None, 0) if node is None else node.nearest(tail)
+        found = position + common
         whole = tuple(tokens[position : position + size])
         parent_hash = hash(salt) if node is None else node.path_hash
-        next_hash = hash_of(parent_hash, whole) if len(whole) == size and tail else None
+        next_hash = hash_of(parent_hash, whole) if len(whole) == size and found < limit else None
         reason: MissReason
         facts: dict[str, object] = {}
-        if position + common == limit:
+        if found == limit:
             reason = "end of prompt"
         elif next_hash in self._ghosts:
             reason = "evicted"
         elif nearest is not None:
             reason = "diverged"
-            facts = {"position": position + common, "token": tail[common], "nearest": nearest.tokens[common:][:8]}
+            facts = {"position": found, "token": tail[common], "nearest": nearest.tokens[common:][:8]}
         else:
             reason = "never seen"
+        if len(self._groups) > 1 or self._full is None:
+            usable, lacking = self._usable(path, nearest, found)
+            if lacking is not None:
+                reason = "no snapshot" if lacking.group.kind == "state" else "window given back"
+                facts = {"position": found, "group": lacking.group.name}
+                nearest, common = (nearest, usable - position) if usable > position else (None, 0)
+                del path[usable // size :]
         return Match(
-            num_tokens=position + common,
-            blocks=tuple(blocks),
-            node=node,
-            copy_from=nearest.block if nearest is not None and common else None,
+            num_tokens=len(path) * size + common,
+            whole=len(path),
+            blocks=tuple(self._shared(group, path, common) for group in self._groups),
+            node=path[-1] if path else None,
+            copy_from=tuple(nearest.blocks) if nearest is not None and common else None,
             reason=reason,
             facts=facts,
             next_hash=next_hash,
@@ -137,11 +145,8 @@ class PrefixTree:
         parent = self._roots.get(salt) if node is None else node
         return None if parent is None else parent.children.get(tokens)
 
-    def contains(self, block: int) -> bool:
-        return self._node_of[block] is not None
-
     def nodes(self) -> Iterator[Node]:
-        """All nodes with a block, parents before children, children in token order."""
+        """All nodes but the roots, parents before children, children in token order."""
         stack = [root for _, root in sorted(self._roots.items(), reverse=True)]
         while stack:
             node = stack.pop()
@@ -149,63 +154,78 @@ class PrefixTree:
                 yield node
             stack.extend(node.children[key] for key in reversed(node.keys))
 
+    def _usable(self, path: Sequence[Node], nearest: Node | None, found: int) -> tuple[int, GroupBlocks | None]:
+        """How many of ``found`` positions all groups can honour, and the first group that could not honour them all."""
+        size, lacking = self._block_size, None
+        usable = [True] * (len(path) + 1)  # at the end of so many blocks
+        for group in self._groups:
+            if group.is_full:
+                continue
+            index, run, is_state = group.index, 0, group.group.kind == "state"
+            for count, node in enumerate(path, 1):
+                run = run + 1 if node.blocks[index] != NO_BLOCK else 0
+                if run < (1 if is_state else count - group.first_block(count * size)):
+                    usable[count] = False
+            if found == len(path) * size:
+                honoured = usable[-1]
+            else:
+                assert nearest is not None
+                has_tail = not is_state and nearest.blocks[index] != NO_BLOCK
+                honoured = has_tail and run >= len(path) - group.first_block(found)
+            if not honoured and lacking is None:
+                lacking = group
+        if lacking is None:
+            return found, None
+        return max(count for count, ok in enumerate(usable) if ok) * size, lacking
+
+    def _shared(self, group: GroupBlocks, path: Sequence[Node], common: int) -> Sequence[int]:
+        """Blocks of ``group`` that one who goes on after ``path`` and ``common`` more positions reads."""
+        if group.is_full:
+            return [node.blocks[group.index] for node in path]
+        if group.group.kind == "state":
+            return [path[-1].blocks[group.index]] if path else []
+        first = group.first_block(len(path) * self._block_size + common)
+        return [NO_BLOCK] * min(first, len(path)) + [node.blocks[group.index] for node in path[first:]]
+
     # Changing
 
-    def insert(self, node: Node | None, tokens: Tokens, block: int, salt: bytes) -> Node:
-        """Add ``block`` as the child of ``node`` (None: of the root). The tree takes its own reference."""
+    def insert(self, node: Node | None, tokens: Tokens, salt: bytes) -> Node:
+        """A new child of ``node`` (None: of the root), to which the caller attaches its blocks."""
         if node is None:
             node = self._roots.get(salt)
         if node is None:
-            node = self._roots[salt] = Node(None, (), -1, hash(salt), salt)
-        child = Node(node, tokens, block, hash_of(node.path_hash, tokens), salt)
+            node = self._roots[salt] = Node(None, (), len(self._groups), hash(salt), salt)
+        child = Node(node, tokens, len(self._groups), hash_of(node.path_hash, tokens), salt)
         assert tokens not in node.children, "this block is cached already"
-        assert self._node_of[block] is None, f"block {block} is cached as something else"
         node.children[tokens] = child
         insort(node.keys, tokens)
-        self._node_of[block] = child
-        self._pool.retain(block)
         self._ghosts.pop(child.path_hash, None)
         self.num_nodes += 1
         if child.depth == len(self._num_at_depth):
             self._num_at_depth.append(0)
         self._num_at_depth[child.depth] += 1
-        child.last_used = self._clock
         return child
 
-    def tick(self) -> None:
-        """Advance the clock of "least recently used"."""
-        self._clock += 1
-
-    def retained(self, block: int) -> None:
-        """To be told that a sequence now also holds ``block``."""
-        node = self._node_of[block]
+    def evict(self, group: GroupBlocks) -> bool:
+        """Give one unreferenced block of ``group`` back to its pool; False if there is none."""
+        node = group.least_recently_used()
         if node is not None:
-            node.last_used = self._clock
-            self.num_unreferenced -= self._pool.refs(block) == 2
-
-    def released(self, block: int) -> None:
-        """To be told that a sequence let go of ``block``."""
-        node = self._node_of[block]
-        if node is not None and self._pool.refs(block) == 1:
-            self.num_unreferenced += 1
-            node.last_used = self._clock
-            if not node.children:
-                self._push(node)
-
-    def evict(self) -> bool:
-        """Give one unreferenced block back to the pool; False if there is none."""
-        while self._heap:
-            last_used, _, node = heapq.heappop(self._heap)
-            if node.alive and node.last_used == last_used and not node.children and self._pool.refs(node.block) == 1:
-                self._remove(node)
-                return True
-        if self.num_unreferenced == 0:
+            self.drop(node, group)
+            return True
+        if group.num_unreferenced == 0:
             return False
         # What is left hangs above blocks that sequences computed themselves and hold. Uncache those: their holders
         # keep them and commit them again later. So every unreferenced block can be had, and nothing is locked.
-        unreferenced = (n for n in self._node_of if n is not None and self._pool.refs(n.block) == 1)
-        self.remove_subtree(max(unreferenced, key=lambda n: (n.depth, -n.last_used)))
+        self.remove_subtree(max(group.unreferenced(), key=lambda n: (n.depth, -n.last_used[group.index])))
         return True
+
+    def drop(self, node: Node, group: GroupBlocks) -> None:
+        """``node`` gives up its block of one group, and leaves the tree if it is of no more use."""
+        if group.is_full:
+            self._remove(node)
+        else:
+            group.detach(node)
+            self.prune(node)
 
     def remove_subtree(self, top: Node) -> None:
         """Forget ``top`` and all below it. Blocks that sequences hold stay theirs."""
@@ -216,9 +236,25 @@ class PrefixTree:
             stack.extend(node.children.values())
         for node in reversed(order):
             self._remove(node)
+        assert top.parent is not None
+        self.prune(top.parent)
 
-    def node_of(self, block: int) -> Node | None:
-        return self._node_of[block]
+    def prune(self, node: Node) -> None:
+        """Without a full group: take out ``node``, and what it hangs on, as far as nothing there has a block."""
+        while self._full is None and node.alive and not node.children and max(node.blocks) == NO_BLOCK:
+            if node.parent is None:
+                break
+            self._remove(node)
+            node = node.parent
+
+    def shrink(self, max_nodes: int) -> None:
+        """Without a full group: forget what was used least recently until so many nodes are left, or none can go.
+
+        A path whose early blocks have been given back costs the memory of its tokens all the same.
+        """
+        for group in () if self._full is not None else self._groups:
+            while self.num_nodes > max_nodes and self.evict(group):
+                pass
 
     def _remove(self, node: Node) -> None:
         """Take a leaf out of the tree."""
@@ -228,14 +264,12 @@ class PrefixTree:
         del parent.children[node.tokens]
         del parent.keys[bisect_left(parent.keys, node.tokens)]
         node.alive = False
-        self._node_of[node.block] = None
         self.num_nodes -= 1
         self._num_at_depth[node.depth] -= 1
         while self._num_at_depth[-1] == 0 and len(self._num_at_depth) > 1:
             self._num_at_depth.pop()
-        if self._pool.release(node.block) == 0:
-            self.num_unreferenced -= 1
-            self.num_evicted += 1
+        lost = [group.detach(node) for group in self._groups]
+        if lost[self._full.index] if self._full is not None else True:
             self._ghosts[node.path_hash] = None
             if len(self._ghosts) > GHOSTS:
                 self._ghosts.popitem(last=False)
@@ -244,44 +278,40 @@ class PrefixTree:
         if parent.parent is None:
             parent.alive = False
             del self._roots[parent.salt]
-        elif self._pool.refs(parent.block) == 1:
-            self._push(parent)
-
-    def _push(self, node: Node) -> None:
-        self._pushes += 1
-        heapq.heappush(self._heap, (node.last_used, self._pushes, node))
-        if len(self._heap) > 4 * self.num_nodes + 64:  # most entries are stale
-            leaves = [n for n in self._node_of if n is not None and not n.children and self._pool.refs(n.block) == 1]
-            self._heap = [(n.last_used, i, n) for i, n in enumerate(leaves)]
-            heapq.heapify(self._heap)
+        elif self._full is not None:
+            self._full.offer(parent)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` naming what is inconsistent. O(nodes)."""
-        evictable = {id(n) for used, _, n in self._heap if n.alive and n.last_used == used}
-        seen = unreferenced = 0
+        cached = [0] * len(self._groups)
+        seen = 0
         depths = [0] * len(self._num_at_depth)
         for salt, root in self._roots.items():
             assert root.alive, f"the root of salt {salt!r} is dead"
             assert root.children, f"the root of salt {salt!r} is empty"
         for node in self.nodes():
-            parent = node.parent
+            parent, name = node.parent, f"the node of blocks {node.blocks}"
             assert parent is not None
-            assert node.alive, f"block {node.block} hangs in the tree but is marked dead"
-            assert parent.children.get(node.tokens) is node, f"block {node.block} is not its parent's child"
-            assert node.keys == sorted(node.children), f"the children of block {node.block} are out of order"
-            assert len(node.tokens) == self._block_size, f"block {node.block} has {len(node.tokens)} tokens"
-            assert self._node_of[node.block] is node, f"block {node.block} is in the tree twice"
-            assert node.depth == parent.depth + 1, f"block {node.block} has depth {node.depth}"
-            refs = self._pool.refs(node.block)
-            assert refs >= 1, f"block {node.block} is cached but free"
-            if refs == 1:
-                unreferenced += 1
-                assert node.children or id(node) in evictable, f"block {node.block} can never be evicted"
+            assert node.alive, f"{name} hangs in the tree but is marked dead"
+            assert parent.children.get(node.tokens) is node, f"{name} is not its parent's child"
+            assert node.keys == sorted(node.children), f"the children of {name} are out of order"
+            assert len(node.tokens) == self._block_size, f"{name} has {len(node.tokens)} tokens"
+            assert node.depth == parent.depth + 1, f"{name} has depth {node.depth}"
+            if self._full is not None:
+                assert node.blocks[self._full.index] != NO_BLOCK, f"{name} has lost what every node must have"
+            else:
+                assert node.children or max(node.blocks) != NO_BLOCK, f"{name} is of no use"
+            for group in self._groups:
+                block = node.blocks[group.index]
+                cached[group.index] += block != NO_BLOCK
+                assert block == NO_BLOCK or group.node_of[block] is node, f"{name} is in the tree twice"
             seen += 1
             depths[node.depth] += 1
-        assert seen == self.num_nodes == sum(n is not None for n in self._node_of), f"{seen} of {self.num_nodes} nodes"
-        assert unreferenced == self.num_unreferenced, f"{unreferenced} unreferenced, counted {self.num_unreferenced}"
+        assert seen == self.num_nodes, f"{seen} of {self.num_nodes} nodes"
         assert depths == self._num_at_depth, f"nodes per depth {depths}, counted {self._num_at_depth}"
+        for group, count in zip(self._groups, cached, strict=True):
+            assert count == group.num_cached, f"{count} of {group.num_cached} cached blocks of group {group.group.name}"
+            group.check_integrity()
 
 
 def hash_of(parent_hash: int, tokens: Tokens) -> int:

@@ -78,7 +78,7 @@ class Attention:
             self.layer,
             q,
             scale=config.head_dim**-0.5,
-            window=config.sliding_window,
+            window=config.windows[self.layer],
             soft_cap=config.attention_soft_cap,
         )
         return self.o(ops, attended)

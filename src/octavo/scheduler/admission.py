@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping
 
-from octavo.core.plan import Admission, WaitReason
+from octavo.core.plan import Admission, ChunkReason, WaitReason
+from octavo.memory.block_table import BlockTable
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.memory.prefix_tree import Match
 from octavo.scheduler.chunk_sizer import StepBudget
@@ -38,7 +39,7 @@ class AdmissionControl:
         self._running = running
         self._groups = groups
         self._max_num_seqs = max_num_seqs
-        self._short: tuple[Sequence, int] | None = None  # who did not fit, and the blocks that there were for it
+        self._short: tuple[Sequence, tuple[int, ...]] | None = None  # who did not fit, and the room there was for it
         self._held_up: Sequence | None = None  # the queue's head, if nothing but the token budget keeps it waiting
         self._stopped_s = float("-inf")  # when admission last stopped for another reason
 
@@ -81,18 +82,21 @@ class AdmissionControl:
                 self.stop(draft.now)
             return
 
+    def cut(self, table: BlockTable, wanted: int, reason: ChunkReason) -> tuple[int, ChunkReason]:
+        """A chunk of ``wanted`` tokens, shorter if a state has to be kept before its end."""
+        num_tokens = self._manager.cut(table, table.num_computed + wanted) - table.num_computed
+        return (num_tokens, reason) if num_tokens == wanted else (num_tokens, "snapshot")
+
     def _try_admit(self, seq: Sequence, draft: Draft, budget: StepBudget) -> WaitReason | None:
         """Admit ``seq`` with its first chunk -> None, or why not."""
         manager, length = self._manager, len(seq.tokens)
-        owed = sum(manager.blocks_for(len(r.tokens)) - r.table.num_blocks for r in self._running if r.table is not None)
-        reserve = owed + len(self._running)
-        room = manager.num_available - reserve
-        if self._short is not None and self._short[0] is seq and room <= self._short[1]:
+        room = manager.room_beside([(r.table, len(r.tokens)) for r in self._running if r.table is not None])
+        if self._short is not None and self._short[0] is seq and manager.has_one_full_group and room <= self._short[1]:
             return "memory"  # no room was gained since it last did not fit: spare the lookup
         match = self._match(seq, draft.step_id)
         if isinstance(match, str):
             return match
-        if not manager.fits(match, length, reserve):
+        if not manager.fits(match, length, room):
             self._short = (seq, room)
             return "memory"
         wanted, _ = budget.allow(match.num_tokens, length - match.num_tokens)
@@ -101,7 +105,7 @@ class AdmissionControl:
         self._short = None
         seq.table, cached = manager.open(match, seq.tokens, seq.capacity_tokens, seq.request.cache_salt)
         wanted, reason = budget.allow(cached, length - cached)  # cached: less than matched if there was no room to copy
-        wanted = max(wanted, 1)
+        wanted, reason = self.cut(seq.table, max(wanted, 1), reason)
         num_tokens = manager.grow(seq.table, cached + wanted) - cached
         assert num_tokens > 0, "an admitted sequence has no block for its first token"
         budget.spend(cached, num_tokens)
@@ -130,18 +134,19 @@ class AdmissionControl:
         limit, prompt_computed = seq.lookup_limit, seq.prompt_len - 1
         if limit == 0 and seq.next_prompt_logprob < seq.prompt_len:
             return Match(reason="prompt logprobs")
-        donor: Sequence | None = None
+        forked: Match | None = None
         if limit >= prompt_computed:
-            siblings = [other for other in self._groups[seq.group] if other.table is not None]
-            ready = (o for o in siblings if o.num_computed >= prompt_computed and o.admitted_step != step_id)
-            donor = next(ready, None)
-            if donor is None and siblings and not seq.num_preemptions:
+            siblings = [(other, other.table) for other in self._groups[seq.group] if other.table is not None]
+            ready = [t for o, t in siblings if o.num_computed >= prompt_computed and o.admitted_step != step_id]
+            if not ready and siblings and not seq.num_preemptions:
                 return "fork_parent"
-        if donor is not None and donor.table is not None and limit == prompt_computed:
-            return self._manager.fork(donor.table, prompt_computed)
+            forks = (self._manager.fork(table, prompt_computed) for table in ready)
+            forked = next((fork for fork in forks if fork is not None), None)
+            if forked is not None and limit == prompt_computed:
+                return forked
         match = self._manager.lookup(seq.tokens, limit, seq.request.cache_salt)
-        if donor is not None and donor.table is not None and match.num_tokens < prompt_computed:
-            return self._manager.fork(donor.table, prompt_computed)
+        if forked is not None and match.num_tokens < prompt_computed:
+            return forked
         if match.reason == "in flight":
             seq.awaiting = match.next_hash
             return "shared_prefix_in_flight"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from octavo.core.cache_group import FULL, CacheGroup
 from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
 from octavo.core.plan import (
@@ -70,8 +71,15 @@ class Scheduler:
         )
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, num_blocks: int, max_model_len: int) -> Scheduler:
-        """The scheduler that ``config`` wishes for, over a pool of ``num_blocks`` blocks."""
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        num_blocks: int | Collection[int],
+        max_model_len: int,
+        groups: Collection[CacheGroup] = (FULL,),
+    ) -> Scheduler:
+        """The scheduler that ``config`` wishes for, over ``num_blocks`` blocks of each of the model's cache groups."""
         target_s = None if config.target_itl_ms is None else config.target_itl_ms / 1000.0
         sizer: ChunkSizer
         if config.chunking == "fixed":
@@ -79,7 +87,12 @@ class Scheduler:
         else:
             sizer = AdaptiveChunkSizer(config.block_size, target_s)
         return cls(
-            KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching),
+            KVCacheManager(
+                num_blocks if isinstance(num_blocks, int) else tuple(num_blocks),
+                config.block_size,
+                groups=tuple(groups),
+                enable_prefix_caching=config.enable_prefix_caching,
+            ),
             policy=make_policy(config.policy, aging_s=config.aging_s, quantum=config.block_size),
             sizer=sizer,
             max_num_seqs=config.max_num_seqs,
@@ -120,10 +133,11 @@ class Scheduler:
                 "shorten the prompt or lower max_tokens"
             )
         seq = Sequence(request)
-        needed = self.manager.blocks_for(seq.capacity_tokens)
-        if needed > self.manager.num_blocks:
+        shortage = self.manager.shortage(seq.capacity_tokens)
+        if shortage is not None:
+            needed, there_are = shortage
             self._impossible[request.request_id] = (
-                f"the request needs {needed} KV blocks but the pool has {self.manager.num_blocks}; "
+                f"the request needs {needed} KV blocks but the pool has {there_are}; "
                 "raise kv_cache_memory or lower max_tokens"
             )
             return
@@ -235,14 +249,14 @@ class Scheduler:
 
     def _place_decodes(self, draft: Draft) -> None:
         """Give every running sequence that lacks only its last token its slot, in policy order."""
-        size, left = self.manager.block_size, self._max_num_batched_tokens
+        left = self._max_num_batched_tokens
         for seq in tuple(self._running):
             table, end = seq.table, len(seq.tokens)
             if left == 0:
                 break
             if table is None or seq.num_computed + 1 < end:
                 continue  # preempted a moment ago, or in the middle of its prompt
-            if table.num_blocks * size >= end or self._make_room(seq, end, draft):
+            if table.covered >= end or self._make_room(seq, end, draft):
                 draft.placed[seq] = DECODE
                 left -= 1
 
@@ -258,6 +272,7 @@ class Scheduler:
             wanted, reason = budget.allow(start, seq.remaining)
             if wanted <= 0:
                 break
+            wanted, reason = self._admission.cut(seq.table, wanted, reason)
             num_tokens = self._make_room(seq, start + wanted, draft) - start
             if num_tokens <= 0:
                 continue  # preempted itself
@@ -320,7 +335,7 @@ class Scheduler:
         start = seq.num_computed
         end = seq.num_computed = start + len(chunk.token_ids)
         size = self.manager.block_size
-        if end // size > start // size:
+        if end // size > start // size or self.manager.commits_every_step:
             assert seq.table is not None
             self.manager.commit(seq.table, seq.tokens, end)
         if chunk.want_logprobs is not None:

@@ -114,7 +114,7 @@ class Sequence:
             self.request_id,
             start,
             (tokens[start],) if num_tokens == 1 else tokens[start:end],
-            self.table.ids,
+            self.table.views,
             self.draw_rule if self.draws and end == len(tokens) else None,
             reason,
         )

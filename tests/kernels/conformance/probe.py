@@ -71,7 +71,7 @@ def bound(
     packed["head"] = made.pack(f32(head), frozenset({"head"}))
     made.bind(Probe(c, packed, call, soft_cap), max_tokens=256, max_seqs=16)
     made.allocate_kv_cache(
-        KVCacheLayout(num_layers=1, num_blocks=NUM_BLOCKS, block_size=BLOCK, num_kv_heads=1, head_dim=c.head_dim)
+        KVCacheLayout.full(num_layers=1, num_blocks=NUM_BLOCKS, block_size=BLOCK, num_kv_heads=1, head_dim=c.head_dim)
     )
     return made
 

@@ -210,7 +210,7 @@ def test_a_copied_block_goes_on_like_its_source_and_only_its_head_is_copied(make
         ids[:10] + tokens_of(10, 4), [5, 9, 30, 31, 32], computed=10
     )  # shares two blocks, parts inside the third
     values(made, [(Seq(tokens_of(12, 6), [40, 41, 30]), 12)])  # what lay in block 30 before
-    found = values(made, [(other, 10)], copies=[(2, 30, 2)])
+    found = values(made, [(other, 10)], copies=[(0, 2, 30, 2)])
     np.testing.assert_allclose(found, dense(other.tokens, None, None)[10:], atol=5 * tolerance)
     found = values(made, [(source, 9)])
     np.testing.assert_allclose(found, dense(ids, None, None)[11:], atol=5 * tolerance)
@@ -231,15 +231,17 @@ def test_slot_minus_one_writes_nothing(maker: Any, tolerance: float) -> None:
 
 def test_the_cache_has_the_size_that_was_said(maker: Any) -> None:
     made = maker(config())
-    said = made.kv_bytes_per_token(config())
-    layout = KVCacheLayout(num_layers=1, num_blocks=NUM_BLOCKS, block_size=BLOCK, num_kv_heads=1, head_dim=HEAD_DIM)
+    said = made.kv_bytes_per_token(config(), 1)
+    layout = KVCacheLayout.full(
+        num_layers=1, num_blocks=NUM_BLOCKS, block_size=BLOCK, num_kv_heads=1, head_dim=HEAD_DIM
+    )
     assert made.allocate_kv_cache(layout) == said * NUM_BLOCKS * BLOCK
     made.close()
 
 
 def test_a_cache_that_does_not_fit_is_refused(maker: Any) -> None:
     made = maker(config())
-    huge = KVCacheLayout(num_layers=80, num_blocks=1 << 40, block_size=16, num_kv_heads=8, head_dim=128)
+    huge = KVCacheLayout.full(num_layers=80, num_blocks=1 << 40, block_size=16, num_kv_heads=8, head_dim=128)
     with pytest.raises(ConfigError, match="--kv-cache-memory"):
         made.allocate_kv_cache(huge)
     made.close()

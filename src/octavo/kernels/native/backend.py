@@ -25,6 +25,7 @@ from octavo.kernels.base import (
     StepOutput,
     WeightBytes,
     WeightUse,
+    refuse_states,
 )
 from octavo.kernels.cost import CostLedger
 from octavo.kernels.native.builder import ProgramBuilder
@@ -127,24 +128,27 @@ class NativeBackend(Backend):
         unpacked: NDArray[np.float32] = weight.unpack(self._context)
         return unpacked
 
-    def kv_bytes_per_token(self, config: ModelConfig) -> int:
+    def kv_bytes_per_token(self, config: ModelConfig, num_layers: int) -> int:
         kind = _KV_KINDS[self.kv_dtype]
-        return _native.kv_token_bytes(kind, config.num_layers, config.num_kv_heads, config.head_dim)
+        return _native.kv_token_bytes(kind, num_layers, config.num_kv_heads, config.head_dim)
 
     def allocate_kv_cache(self, layout: KVCacheLayout) -> int:
+        refuse_states(layout)
+        groups = [
+            (group.layers, num_blocks, group.window)
+            for group, num_blocks in zip(layout.groups, layout.num_blocks, strict=True)
+        ]
         try:
-            if layout.num_blocks >= 1 << 31:
+            if max(layout.num_blocks) >= 1 << 31:
                 raise MemoryError
             self._kv = _native.KvCache(
-                _KV_KINDS[self.kv_dtype],
-                layout.num_layers,
-                layout.num_blocks,
-                layout.block_size,
-                layout.num_kv_heads,
-                layout.head_dim,
+                _KV_KINDS[self.kv_dtype], groups, layout.block_size, layout.num_kv_heads, layout.head_dim
             )
         except MemoryError as error:
-            size = layout.num_blocks * layout.block_size * self.kv_bytes_per_token(self._config)
+            size = sum(
+                num_blocks * layout.block_size * self.kv_bytes_per_token(self._config, len(layers))
+                for layers, num_blocks, _ in groups
+            )
             raise ConfigError(
                 f"a KV cache of {size:,} bytes does not fit in memory; lower --kv-cache-memory, --max-num-seqs or "
                 f"--max-model-len"
@@ -164,7 +168,7 @@ class NativeBackend(Backend):
         assert self._program is not None, "bind() comes first"
         assert self._kv is not None, "allocate_kv_cache() comes first"
         records, lists = self._packer.pack(draws)
-        sizes = (step.num_tokens, step.num_rows, step.num_seqs, step.num_copies)
+        sizes = (step.num_tokens, step.num_rows, step.num_seqs, step.num_copies, step.num_groups)
         wanted = np.array(targets, np.int32) if targets else None
         rows, forward_s, sample_s, gil_wait_s = self._program.run(
             self._kv, step.ints, sizes, records, lists, wanted, self.notify_fd
@@ -187,7 +191,7 @@ class NativeBackend(Backend):
         return self._program.scratch_bytes
 
     def model_cost(self) -> ModelCost:
-        return self._ledger.cost(self._config, kv_bytes=self.kv_bytes_per_token(self._config))
+        return self._ledger.cost(self._config, kv_bytes=self.kv_bytes_per_token(self._config, self._config.num_layers))
 
     def measure_machine(self) -> MachineSpeed:
         return measure_machine(self._context)

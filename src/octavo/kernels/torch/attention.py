@@ -29,9 +29,19 @@ class Group:
     hidden: torch.Tensor | None  # [n, 1, t, L] bool: keys that a query must not see; None where it sees all
 
 
-def plan_groups(step: ModelInput, block_size: int, num_kv_heads: int, window: int | None, device: str) -> list[Group]:
-    """Cut a step's queries into groups. Every layer with the same window uses the same ones."""
-    planner = _Planner(step, block_size, num_kv_heads, window, device)
+def plan_groups(
+    step: ModelInput,
+    block_tables: NDArray[np.int32],
+    block_size: int,
+    num_kv_heads: int,
+    window: int | None,
+    device: str,
+) -> list[Group]:
+    """Cut a step's queries into groups, over the cache that ``block_tables`` [S, B] lead into.
+
+    Every layer of one cache group with the same window uses the same ones.
+    """
+    planner = _Planner(step, block_tables, block_size, num_kv_heads, window, device)
     groups = planner.one_query_groups()
     for seq in range(step.num_one_query_seqs, len(step.context_lens)):
         groups += planner.tiles(seq)
@@ -76,8 +86,17 @@ def attend(
 class _Planner:
     """Positions -> cache rows, for one step and one window."""
 
-    def __init__(self, step: ModelInput, block_size: int, num_kv_heads: int, window: int | None, device: str) -> None:
+    def __init__(
+        self,
+        step: ModelInput,
+        block_tables: NDArray[np.int32],
+        block_size: int,
+        num_kv_heads: int,
+        window: int | None,
+        device: str,
+    ) -> None:
         self.step, self.block_size, self.num_kv_heads, self.device = step, block_size, num_kv_heads, device
+        self.block_tables = block_tables
         self.window = window if window is not None else int(step.context_lens.max(initial=1))
 
     def one_query_groups(self) -> list[Group]:
@@ -134,7 +153,7 @@ class _Planner:
 
     def _kv_rows(self, seqs: NDArray[np.intp], positions: NDArray[np.integer]) -> torch.Tensor:
         """Positions [n, L] of sequences [n] -> rows [n * H_kv * L] of the cache seen as [slots * H_kv, D]."""
-        blocks = self.step.block_tables[seqs[:, None], positions // self.block_size]
+        blocks = self.block_tables[seqs[:, None], positions // self.block_size]
         slots = blocks.astype(np.int64) * self.block_size + positions % self.block_size
         rows = slots[:, None, :] * self.num_kv_heads + np.arange(self.num_kv_heads)[:, None]
         return self._to_device(rows.reshape(-1))

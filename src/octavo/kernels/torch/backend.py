@@ -23,6 +23,7 @@ from octavo.kernels.base import (
     StepOutput,
     WeightBytes,
     WeightUse,
+    refuse_states,
 )
 from octavo.kernels.cost import CostLedger
 from octavo.kernels.torch.attention import MAX_GATHER_ROWS
@@ -65,7 +66,7 @@ class TorchBackend(Backend):
         self._rotations = RotationTable(config, self.device)
         self._layout: KVCacheLayout | None = None
         self._ledger = CostLedger()
-        self._kv_cache = torch.empty(0)
+        self._kv_caches: list[torch.Tensor] = []
         self._planes: Planes = []
         self._model: Model | None = None
 
@@ -84,21 +85,25 @@ class TorchBackend(Backend):
         encoded = encoded_bytes(encoding, shape)  # a reader may hand over a copy with its rows in another order
         return WeightBytes(packed=packed, loading=whole + encoded + (packed if dtype != torch.float32 else 0))
 
-    def kv_bytes_per_token(self, config: ModelConfig) -> int:
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
+    def kv_bytes_per_token(self, config: ModelConfig, num_layers: int) -> int:
+        return 2 * num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
 
     def allocate_kv_cache(self, layout: KVCacheLayout) -> int:
-        shape = (layout.num_layers, 2, layout.num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        refuse_states(layout)
+        shapes = [
+            (len(group.layers), 2, num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
+            for group, num_blocks in zip(layout.groups, layout.num_blocks, strict=True)
+        ]
         try:
-            self._kv_cache = torch.empty(shape, dtype=self._dtype, device=self.device)
+            self._kv_caches = [torch.empty(shape, dtype=self._dtype, device=self.device) for shape in shapes]
         except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises the base class
-            size = torch.Size(shape).numel() * self._dtype.itemsize
+            size = sum(torch.Size(shape).numel() for shape in shapes) * self._dtype.itemsize
             raise ConfigError(
                 f"a KV cache of {size:,} bytes does not fit on {self.device}; lower --kv-cache-memory, "
                 f"--max-num-seqs or --max-model-len"
             ) from error
-        self._layout, self._planes = layout, layer_planes(self._kv_cache)
-        return self._kv_cache.nbytes
+        self._layout, self._planes = layout, layer_planes(self._kv_caches, layout.groups)
+        return sum(cache.nbytes for cache in self._kv_caches)
 
     def bind(self, model: Model, *, max_tokens: int, max_seqs: int) -> None:
         """Take the model. Nothing is sized ahead, torch allocates per step: the bounds only guard against our bugs."""
@@ -146,15 +151,16 @@ class TorchBackend(Backend):
         )
 
     def model_cost(self) -> ModelCost:
-        return self._ledger.cost(self._config, kv_bytes=self.kv_bytes_per_token(self._config))
+        return self._ledger.cost(self._config, kv_bytes=self.kv_bytes_per_token(self._config, self._config.num_layers))
 
     def close(self) -> None:
         """Let go of the KV cache and the model."""
-        self._kv_cache, self._planes, self._model, self._layout = torch.empty(0), [], None, None
+        self._kv_caches, self._planes, self._model, self._layout = [], [], None, None
 
     def _copy_blocks(self, step: ModelInput) -> None:
-        for source, destination, num_tokens in step.copies.tolist():
-            self._kv_cache[:, :, destination, :num_tokens] = self._kv_cache[:, :, source, :num_tokens]
+        for group, source, destination, num_tokens in step.copies.tolist():
+            cache = self._kv_caches[group]
+            cache[:, :, destination, :num_tokens] = cache[:, :, source, :num_tokens]
 
     def _target_logprobs(
         self, ops: TorchOps, hidden: torch.Tensor, targets: Sequence[tuple[int, int]]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from octavo.core.cache_group import CacheGroup
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Activation, KVCacheLayout, ModelInput
 from octavo.kernels.reference.rope import rotation_table
@@ -17,13 +20,16 @@ HEAD_SLICE = 16384  # vocabulary rows of a half-precision head that are widened 
 Planes = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def layer_planes(kv_cache: torch.Tensor) -> Planes:
-    """Views of the cache [layers, 2, blocks, block_size, H_kv, D]: per layer K and V as [slots, H_kv, D].
+def layer_planes(kv_caches: Sequence[torch.Tensor], groups: Sequence[CacheGroup]) -> Planes:
+    """Views of each group's cache [layers, 2, blocks, block_size, H_kv, D]: per layer K and V as [slots, H_kv, D].
 
     A slot is block_id * block_size + offset.
     """
-    slots = kv_cache.view(*kv_cache.shape[:2], -1, *kv_cache.shape[4:])
-    return [(layer[0], layer[1]) for layer in slots]
+    planes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for kv_cache, group in zip(kv_caches, groups, strict=True):
+        slots = kv_cache.view(*kv_cache.shape[:2], -1, *kv_cache.shape[4:])
+        planes |= {layer: (plane[0], plane[1]) for layer, plane in zip(group.layers, slots, strict=True)}
+    return [planes[layer] for layer in range(len(planes))]
 
 
 class RotationTable:
@@ -55,10 +61,11 @@ class TorchOps:
         self.positions = self._to(step.positions, device)
         self._step, self._planes, self._layout, self._device = step, planes, layout, device
         self._logit_rows = self._to(step.logit_rows, device)
-        written = np.flatnonzero(step.slot_mapping >= 0)
-        self._written = None if len(written) == len(step.slot_mapping) else self._to(written, device)
-        self._slots = self._to(step.slot_mapping[written].astype(np.int64), device)
-        self._groups: dict[int | None, list[Group]] = {}
+        self._cache_group = {layer: g for g, group in enumerate(layout.groups) for layer in group.layers}
+        written = np.flatnonzero(step.slot_mapping[0] >= 0)  # in one group as in all
+        self._written = None if len(written) == step.num_tokens else self._to(written, device)
+        self._slots = [self._to(slots[written].astype(np.int64), device) for slots in step.slot_mapping]
+        self._groups: dict[tuple[int, int | None], list[Group]] = {}
         num_positions = int(step.positions.max(initial=0)) + 1
         self._cos, self._sin = rotations.rows(self.positions, num_positions)
 
@@ -92,18 +99,25 @@ class TorchOps:
         for cache, rows in zip(self._planes[layer], (k, v), strict=True):
             if self._written is not None:
                 rows = rows.index_select(0, self._written)
-            cache.index_copy_(0, self._slots, rows.view(-1, *cache.shape[1:]))
+            cache.index_copy_(0, self._slots[self._cache_group[layer]], rows.view(-1, *cache.shape[1:]))
 
     def paged_attention(
         self, layer: int, q: torch.Tensor, *, scale: float, window: int | None = None, soft_cap: float | None = None
     ) -> torch.Tensor:
-        layout = self._layout
-        if window not in self._groups:
-            self._groups[window] = plan_groups(self._step, layout.block_size, layout.num_kv_heads, window, self._device)
+        layout, which = self._layout, (self._cache_group[layer], window)
+        if which not in self._groups:
+            self._groups[which] = plan_groups(
+                self._step,
+                self._step.block_tables[which[0]],
+                layout.block_size,
+                layout.num_kv_heads,
+                window,
+                self._device,
+            )
         heads = q.view(q.shape[0], -1, layout.head_dim)
         keys, values = self._planes[layer]
         out = torch.empty_like(q)
-        for group in self._groups[window]:
+        for group in self._groups[which]:
             if isinstance(group.rows, slice):
                 out[group.rows] = attend(heads[group.rows], keys, values, group, scale, soft_cap)
             else:
