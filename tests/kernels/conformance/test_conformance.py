@@ -137,6 +137,16 @@ def test_logits_are_capped_softly(maker: Any, tolerance: float) -> None:
     made.close()
 
 
+def test_a_cap_far_below_its_logits_is_what_they_become(maker: Any, tolerance: float) -> None:
+    """tanh(x) is 1, whatever e^(2 x) does in float32."""
+    made = bound(maker, np.float32(1000.0) * TABLE, lambda ops, x, w: x, soft_cap=1.0)
+    ids = tokens_of(9)
+    capped = np.tanh(1000.0 * np.pad(TABLE[ids].astype(np.float64), ((0, 0), (0, 1))))
+    wanted = capped - np.log(np.exp(capped).sum(-1, keepdims=True))
+    np.testing.assert_allclose(logprobs(made, [(Seq(ids, [0, 1, 2]), 9)]), wanted, atol=tolerance)
+    made.close()
+
+
 # The paged cache
 
 
