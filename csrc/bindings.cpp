@@ -127,11 +127,10 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const PackedMatrix& m, Context
 // A program with what it needs kept alive.
 class BoundProgram {
   public:
-    BoundProgram(std::shared_ptr<Context> context, int vocab_size, int num_heads, int num_kv_heads, int head_dim,
-                 int rope_dim, std::vector<double> inverse_frequencies)
+    BoundProgram(std::shared_ptr<Context> context, int vocab_size, int num_heads, int num_kv_heads, int head_dim)
         : context_(std::move(context)),
           program_(context_->kernels, context_->activations, context_->pool,
-                   {vocab_size, num_heads, num_kv_heads, head_dim, rope_dim}, std::move(inverse_frequencies)),
+                   {vocab_size, num_heads, num_kv_heads, head_dim}),
           sampler_(context_->kernels, vocab_size, context_->pool.size()) {}
 
     BoundProgram(const BoundProgram&) = delete;
@@ -152,9 +151,12 @@ class BoundProgram {
     }
     // ints, sizes: those of a Step. lists: bias ids, allowed, forbidden, history, breakers (int32) and bias values
     // (float32), or nothing at all. targets: None for none. notify_fd gets a byte once the GIL is released.
+    // num_hidden: so many logit rows, after those of draws and targets, run up to the hidden row only.
     // Returns (results, seconds of the forward pass, of the draws, of waiting for the GIL afterwards).
     nb::tuple run(const KvCache& kv, nb::handle ints_object, const Sizes& sizes, nb::handle draws, nb::list lists,
-                  nb::handle targets, int notify_fd);
+                  nb::handle targets, int notify_fd, size_t num_hidden);
+    // [rows, hidden] of the last step: those of its logit rows whose indices these are.
+    nb::ndarray<nb::numpy, float, nb::ndim<2>> hidden(const std::vector<int>& rows) const;
 
   private:
     std::shared_ptr<Context> context_;
@@ -189,7 +191,7 @@ nb::list results_to_python(const std::vector<RowResult>& results) {
 }
 
 nb::tuple BoundProgram::run(const KvCache& kv, nb::handle ints_object, const Sizes& sizes, nb::handle draws,
-                            nb::list lists, nb::handle targets, int notify_fd) {
+                            nb::list lists, nb::handle targets, int notify_fd, size_t num_hidden) {
     if (lists.size() != 0 && lists.size() != 6) throw std::invalid_argument("run takes 6 lists or none");
     const Ints32 step_ints(ints_object);
     const auto [num_tokens, num_rows, num_seqs, num_copies, num_groups] = sizes;
@@ -212,10 +214,11 @@ nb::tuple BoundProgram::run(const KvCache& kv, nb::handle ints_object, const Siz
     const std::span params(reinterpret_cast<const DrawParams*>(records.span().data()),
                            records.span().size() / sizeof(DrawParams));
     const std::span wanted(reinterpret_cast<const Target*>(pairs.data()), pairs.size() / 2);
-    if (params.size() + wanted.size() != step.logit_rows.size())
+    const size_t num_logits = params.size() + wanted.size();
+    if (num_hidden > step.logit_rows.size() || num_logits != step.logit_rows.size() - num_hidden)
         throw std::invalid_argument("there are " + std::to_string(step.logit_rows.size()) + " logit_rows but " +
-                                    std::to_string(params.size()) + " draws and " + std::to_string(wanted.size()) +
-                                    " targets");
+                                    std::to_string(params.size()) + " draws, " + std::to_string(wanted.size()) +
+                                    " targets and " + std::to_string(num_hidden) + " hidden rows alone");
     double sample_s;
     const auto began = std::chrono::steady_clock::now();
     std::chrono::steady_clock::time_point done;
@@ -223,13 +226,25 @@ nb::tuple BoundProgram::run(const KvCache& kv, nb::handle ints_object, const Siz
         nb::gil_scoped_release release;
         notify(notify_fd);
         sampler_.begin(step, params, draw_lists, wanted);
-        sample_s = program_.run(step, kv, sampler_);
+        sample_s = program_.run(step, kv, sampler_, static_cast<int>(num_logits));
         done = std::chrono::steady_clock::now();
     }
     const double gil_wait_s = seconds_between(done, std::chrono::steady_clock::now());
     // All that is not Python's counts as the forward pass, so checking the step and waking the threads too.
     const double forward_s = seconds_between(began, done) - sample_s;
     return nb::make_tuple(results_to_python(sampler_.results()), forward_s, sample_s, gil_wait_s);
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> BoundProgram::hidden(const std::vector<int>& rows) const {
+    if (rows.empty()) throw std::invalid_argument("hidden takes at least one row");
+    float* out;
+    const size_t width = program_.hidden_row(0).size();
+    auto array = new_array(rows.size(), width, &out);
+    for (const int row : rows) {
+        if (row < 0) throw std::out_of_range("a hidden row is negative");
+        out = std::ranges::copy(program_.hidden_row(row), out).out;
+    }
+    return array;
 }
 
 // The pool has one caller at a time: measure while no step runs.
@@ -266,31 +281,41 @@ void bind_row_op(nb::module_& m, ProgramClass& program) {
     nb::enum_<RowOpKind>(m, "RowOp")
         .value("EMBEDDING", RowOpKind::kEmbedding)
         .value("RMS_NORM", RowOpKind::kRmsNorm)
+        .value("LAYER_NORM", RowOpKind::kLayerNorm)
         .value("QUANTISE", RowOpKind::kQuantise)
         .value("ROPE", RowOpKind::kRope)
         .value("WRITE_KV", RowOpKind::kWriteKv)
         .value("GATED_MUL", RowOpKind::kGatedMul)
+        .value("ACTIVATION", RowOpKind::kActivation)
         .value("ADD", RowOpKind::kAdd)
         .value("SCALE", RowOpKind::kScale)
+        .value("SCALE_BY_POSITION", RowOpKind::kScaleByPosition)
         .value("SELECT_ROWS", RowOpKind::kSelectRows)
         .value("SOFT_CAP", RowOpKind::kSoftCap);
     program.def(
         "row_op",
         [](P& p, RowOpKind kind, Section s, Domain d, int a, int b, int out, float value, int count, Gate gate,
-           V weight, M table) {
+           V weight, V bias, M table, int rotation, int shift) {
+            const int heads = kind == RowOpKind::kRmsNorm ? count : 1;
+            if (heads < 1 || (a >= 0 && p.program().width(a) % heads))
+                throw std::invalid_argument("a row does not consist of " + std::to_string(heads) + " heads");
             p.program().add_row_op(s, d,
                                    {.kind = kind,
                                     .a = a,
                                     .b = b,
                                     .out = out,
-                                    .weight = weight ? p.vector(weight, p.program().width(a)) : nullptr,
+                                    .weight = weight ? p.vector(weight, p.program().width(a) / heads) : nullptr,
+                                    .bias = bias ? p.vector(bias, p.program().width(a)) : nullptr,
                                     .table = table ? p.matrix(table) : nullptr,
                                     .value = value,
                                     .count = count,
+                                    .rotation = rotation,
+                                    .shift = shift,
                                     .gate = gate});
         },
         "kind"_a, "section"_a, "domain"_a, "a"_a = -1, "b"_a = -1, "out"_a = -1, "value"_a = 0.0f, "count"_a = 0,
-        "gate"_a = Gate::kSilu, "weight"_a.none() = nb::none(), "table"_a.none() = nb::none());
+        "gate"_a = Gate::kSilu, "weight"_a.none() = nb::none(), "bias"_a.none() = nb::none(),
+        "table"_a.none() = nb::none(), "rotation"_a = 0, "shift"_a = 0);
 }
 
 // Ops that are a phase of their own.
@@ -326,12 +351,18 @@ void bind_phases(ProgramClass& program) {
 void bind_program(nb::module_& m) {
     nb::enum_<Domain>(m, "Domain").value("TOKENS", Domain::kTokens).value("ROWS", Domain::kRows);
     nb::enum_<Section>(m, "Section").value("BODY", Section::kBody).value("HEAD", Section::kHead);
-    nb::enum_<Gate>(m, "Gate").value("SILU", Gate::kSilu).value("GELU", Gate::kGelu);
+    nb::enum_<Gate>(m, "Gate").value("SILU", Gate::kSilu).value("GELU", Gate::kGelu).value("GELU_ERF", Gate::kGeluErf);
     ProgramClass program(m, "Program",
                          "A model's ops, recorded once, replayed with one call per step (csrc/program.h).");
     program
-        .def(nb::init<std::shared_ptr<Context>, int, int, int, int, int, std::vector<double>>(), "context"_a,
-             "vocab_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "rope_dim"_a, "inverse_frequencies"_a)
+        .def(nb::init<std::shared_ptr<Context>, int, int, int, int>(), "context"_a, "vocab_size"_a, "num_heads"_a,
+             "num_kv_heads"_a, "head_dim"_a)
+        .def(
+            "rotation",
+            [](P& p, std::vector<double> frequencies, double factor) {
+                return p.program().add_rotation(std::move(frequencies), factor);
+            },
+            "frequencies"_a, "factor"_a)
         .def(
             "buffer",
             [](P& p, Domain d, int width, bool quantised) { return p.program().add_buffer(d, width, quantised); },
@@ -356,7 +387,9 @@ void bind_program(nb::module_& m) {
                 return array;
             },
             "buffer"_a, "rows"_a, "The first rows of a float buffer, as the last step left them.")
-        .def("run", &P::run, "kv"_a, "ints"_a, "sizes"_a, "draws"_a, "lists"_a, "targets"_a.none(), "notify_fd"_a);
+        .def("hidden", &P::hidden, "rows"_a)
+        .def("run", &P::run, "kv"_a, "ints"_a, "sizes"_a, "draws"_a, "lists"_a, "targets"_a.none(), "notify_fd"_a,
+             "num_hidden"_a = 0);
     bind_row_op(m, program);
     bind_phases(program);
 }

@@ -35,18 +35,20 @@ void allocate_quantised(Buffer& b, Activations activations) {
 
 }  // namespace
 
-Program::Program(const Kernels& kernels, Activations activations, ThreadPool& pool, const ModelShape& shape,
-                 std::vector<double> inverse_frequencies)
-    : kernels_(kernels),
-      activations_(activations),
-      pool_(pool),
-      shape_(shape),
-      inverse_frequencies_(std::move(inverse_frequencies)) {
+Program::Program(const Kernels& kernels, Activations activations, ThreadPool& pool, const ModelShape& shape)
+    : kernels_(kernels), activations_(activations), pool_(pool), shape_(shape) {
     if (shape.num_heads < 1 || shape.num_kv_heads < 1 || shape.num_heads % shape.num_kv_heads)
         throw std::invalid_argument("num_heads must be a positive multiple of num_kv_heads");
-    if (shape.head_dim < 1 || shape.rope_dim > shape.head_dim || shape.rope_dim % 2 ||
-        inverse_frequencies_.size() != static_cast<size_t>(shape.rope_dim / 2))
-        throw std::invalid_argument("rope_dim must be even, at most head_dim, with one frequency per pair");
+    if (shape.head_dim < 1) throw std::invalid_argument("head_dim must be positive");
+}
+
+int Program::add_rotation(std::vector<double> frequencies, double factor) {
+    const size_t dim = 2 * frequencies.size();
+    if (dim > static_cast<size_t>(shape_.head_dim))
+        throw std::invalid_argument("a rotation has " + std::to_string(dim) + " dimensions but a head has " +
+                                    std::to_string(shape_.head_dim));
+    rotations_.push_back({static_cast<int>(dim), std::move(frequencies), factor, {}});
+    return static_cast<int>(rotations_.size()) - 1;
 }
 
 int Program::add_buffer(Domain domain, int width, bool quantised) {
@@ -81,6 +83,11 @@ Phase& Program::phase_for(Section section, Phase::Kind kind, Domain domain) {
 void Program::add_row_op(Section section, Domain domain, const RowOp& op) {
     for (const int id : {op.a, op.b, op.out})
         if (id >= static_cast<int>(buffers_.size())) throw std::out_of_range("no such buffer");
+    if (op.kind == RowOpKind::kRope && (op.rotation < 0 || op.rotation >= static_cast<int>(rotations_.size())))
+        throw std::out_of_range("no such rotation");
+    if (op.kind == RowOpKind::kScaleByPosition && (op.count < 1 || op.shift < 0))
+        throw std::invalid_argument("a step of positions has " + std::to_string(op.count) + " of them, shifted by " +
+                                    std::to_string(op.shift));
     if (op.kind == RowOpKind::kWriteKv) num_layers_ = std::max(num_layers_, op.count + 1);
     phase_for(section, Phase::Kind::kRows, domain).ops.push_back(op);
 }
@@ -142,16 +149,22 @@ void Program::finish(int hidden, int rows, int logits, int max_tokens, int max_s
     for (const Buffer& b : buffers_) k_tiles = std::max(k_tiles, b.quants.k_tiles);
     for (int t = 0; kernels_.to_columns && t < pool_.size(); ++t)
         columns_.emplace_back(k_tiles * kMaxColumns * kGroup * sizeof(uint16_t));
-    const size_t half = static_cast<size_t>(round_up(std::max(shape_.rope_dim / 2, 1), kPanel));
-    rotations_ = PageBuffer(static_cast<size_t>(max_tokens) * 2 * half * sizeof(float));
+    for (Rotation& r : rotations_)
+        r.pages = PageBuffer(static_cast<size_t>(max_tokens) * 2 * static_cast<size_t>(r.half()) * sizeof(float));
 }
 
 size_t Program::scratch_bytes() const {
-    size_t bytes = rotations_.bytes();
+    size_t bytes = 0;
+    for (const Rotation& r : rotations_) bytes += r.pages.bytes();
     for (const Buffer& b : buffers_) bytes += b.pages.bytes();
     for (const auto* pages : {&scratch_, &columns_})
         for (const PageBuffer& p : *pages) bytes += p.bytes();
     return bytes;
+}
+
+std::span<const float> Program::hidden_row(int row) const {
+    const Floats hidden = floats(hidden_, row + 1);
+    return {hidden.data + static_cast<size_t>(row) * hidden.stride, static_cast<size_t>(width(hidden_))};
 }
 
 Floats Program::floats(int buffer, int rows) const {

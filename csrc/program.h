@@ -8,7 +8,9 @@
 // Nothing is ever split over K, so a row's result does not depend on threads or on the rows beside it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kv_cache.h"
@@ -40,12 +42,15 @@ struct Buffer {
 enum class RowOpKind {
     kEmbedding,
     kRmsNorm,
+    kLayerNorm,
     kQuantise,
     kRope,
     kWriteKv,
     kGatedMul,
+    kActivation,
     kAdd,
     kScale,
+    kScaleByPosition,
     kSelectRows,
     kSoftCap
 };
@@ -55,9 +60,12 @@ struct RowOp {
     int a = -1, b = -1;  // buffers read
     int out = -1;        // buffer written
     const float* weight = nullptr;
+    const float* bias = nullptr;
     const Matrix* table = nullptr;
-    float value = 0.0f;  // eps, factor or cap
-    int count = 0;       // heads, or the layer
+    float value = 0.0f;  // eps, factor, cap or beta
+    int count = 0;       // heads, the layer, or the positions of a step of kScaleByPosition
+    int rotation = 0;    // which of the program's, for kRope
+    int shift = 0;       // of positions, for kScaleByPosition
     Gate gate = Gate::kSilu;
 };
 
@@ -86,7 +94,18 @@ struct Phase {
 };
 
 struct ModelShape {
-    int vocab_size, num_heads, num_kv_heads, head_dim, rope_dim;
+    int vocab_size, num_heads, num_kv_heads, head_dim;
+};
+
+// How some layers rotate: pairs of the leading `dim` dimensions of a head.
+struct Rotation {
+    int dim;
+    std::vector<double> frequencies;  // [dim / 2] radians per position
+    double factor;                    // cos and sin are multiplied by it
+    PageBuffer pages;                 // cos and sin of each of the step's tokens, [T][2][half()]
+
+    int half() const { return std::max((dim / 2 + kPanel - 1) / kPanel, 1) * kPanel; }
+    float* row(int token) const { return pages.as<float>() + static_cast<size_t>(token) * 2 * half(); }
 };
 
 // Called inside the step for each row of logits, on any thread.
@@ -101,9 +120,9 @@ class Program {
   public:
     static constexpr int kSliceRows = 64;  // logit rows at a time, so that [prompt, vocab] never exists
 
-    Program(const Kernels& kernels, Activations activations, ThreadPool& pool, const ModelShape& shape,
-            std::vector<double> inverse_frequencies);
+    Program(const Kernels& kernels, Activations activations, ThreadPool& pool, const ModelShape& shape);
 
+    int add_rotation(std::vector<double> frequencies, double factor);
     int add_buffer(Domain domain, int width, bool quantised);
     void add_row_op(Section section, Domain domain, const RowOp& op);  // joins the phase before, if that is of rows too
     void add_linear(Section section, Domain domain, std::vector<LinearPart> parts);
@@ -118,8 +137,11 @@ class Program {
     int width(int buffer) const { return buffers_.at(static_cast<size_t>(buffer)).width; }
     // A float buffer of at least `rows` rows; throws std::out_of_range.
     Floats floats(int buffer, int rows) const;
-    // Checks and runs a step. Seconds that the draws took of it.
-    double run(const Step& step, const KvCache& kv, LogitsConsumer& consumer);
+    // Row `row` of the last step's hidden rows: [width of the body's result].
+    std::span<const float> hidden_row(int row) const;
+    // Checks and runs a step. num_logits: of the first so many of its rows the consumer gets logits. Seconds that the
+    // draws took of it.
+    double run(const Step& step, const KvCache& kv, LogitsConsumer& consumer, int num_logits);
 
   private:
     struct Run;  // program_run.cpp
@@ -133,13 +155,12 @@ class Program {
     const Activations activations_;
     ThreadPool& pool_;
     ModelShape shape_;
-    std::vector<double> inverse_frequencies_;
+    std::vector<Rotation> rotations_;
     std::vector<std::shared_ptr<PackedMatrix>> weights_;
     std::vector<Buffer> buffers_;
     std::vector<Phase> sections_[2];
     std::vector<PageBuffer> scratch_;  // per thread
     std::vector<PageBuffer> columns_;  // per thread: LinearTask::columns
-    PageBuffer rotations_;             // cos and sin of each token, [T][2][rope_dim / 2 padded to 16]
     int hidden_ = -1, rows_ = -1, logits_ = -1;
     int max_tokens_ = 0, max_seqs_ = 0, num_layers_ = 0;
 };

@@ -50,6 +50,7 @@ struct Program::Run {
     const Step& step;
     const KvCache& kv;
     LogitsConsumer& consumer;
+    const int num_logits;
     const AttentionPlan attention;
     std::vector<float> partials;  // of split attention
     WorkCounter* counters;
@@ -67,7 +68,9 @@ struct Program::Run {
     void run_row_op(const RowOp& op, Slice slice, int row, int rows);
     void rope_row(const RowOp& op, int row, const float* in, float* out);
     void write_kv_row(const RowOp& op, int row, const float* k, const float* v);
-    void rotate_token(int token);
+    void norm_heads(const RowOp& op, const float* in, float* out);
+    void rotate_token(const Rotation& rotation, int token);
+    float position_factor(const RowOp& op, int row) const;
 
     const Buffer& buffer(int id) const { return p.buffers_[static_cast<size_t>(id)]; }
     // The head reads its slice in the place where the body left it.
@@ -101,7 +104,7 @@ struct Program::Run {
     }
 };
 
-double Program::run(const Step& step, const KvCache& kv, LogitsConsumer& consumer) {
+double Program::run(const Step& step, const KvCache& kv, LogitsConsumer& consumer, int num_logits) {
     const KvShape& s = kv.shape();
     if (s.num_kv_heads != shape_.num_kv_heads || s.head_dim != shape_.head_dim || kv.num_layers() < num_layers_)
         throw std::invalid_argument("the KV cache has other layers, heads or head_dim than the model");
@@ -115,10 +118,10 @@ double Program::run(const Step& step, const KvCache& kv, LogitsConsumer& consume
     check_step(step, {max_tokens_, max_seqs_, shape_.vocab_size}, kv);
     const int group = shape_.num_heads / shape_.num_kv_heads;
     const bool bf16 = activations_ != Activations::kInt8 && s.bf16();
-    const auto slices = static_cast<size_t>(blocks(step.num_rows(), kSliceRows));
+    const auto slices = static_cast<size_t>(blocks(num_logits, kSliceRows));
     WorkCounter* counters = pool_.counters(2 + 2 * sections_[0].size() + slices * (2 * sections_[1].size() + 1));
     AttentionPlan plan = plan_attention(step, group, shape_.num_kv_heads, pool_.size(), bf16);
-    Run run{*this, step, kv, consumer, std::move(plan), {}, counters};
+    Run run{*this, step, kv, consumer, num_logits, std::move(plan), {}, counters};
     run.partials.resize(run.attention.parts.size() * static_cast<size_t>(group) * static_cast<size_t>(s.v_dim() + 2));
     pool_.run_shared([](void* context, int thread) { return static_cast<Run*>(context)->work(thread); }, &run);
     return run.sample_s;
@@ -133,14 +136,15 @@ bool Program::Run::work(int thread) {
     if (!p.pool_.stage(*next++, static_cast<uint32_t>(step.copies.size() / 4), thread, copy)) return false;
     const auto rotate = [&](int i) {
         const int end = std::min(step.num_tokens(), (i + 1) * kRotationBlock);
-        for (int token = i * kRotationBlock; token < end; ++token) rotate_token(token);
+        for (const Rotation& rotation : p.rotations_)
+            for (int token = i * kRotationBlock; token < end; ++token) rotate_token(rotation, token);
     };
     const auto rotations = static_cast<uint32_t>(blocks(step.num_tokens(), kRotationBlock));
     if (!p.pool_.stage(*next++, rotations, thread, rotate)) return false;
     if (!run_section(Section::kBody, {0, step.num_rows()}, thread, next)) return false;
     double sampling = 0.0;
-    for (int first = 0; first < step.num_rows(); first += kSliceRows) {
-        const Slice slice{first, std::min(kSliceRows, step.num_rows() - first)};
+    for (int first = 0; first < num_logits; first += kSliceRows) {
+        const Slice slice{first, std::min(kSliceRows, num_logits - first)};
         if (!run_section(Section::kHead, slice, thread, next)) return false;
         const double begin = now();
         const Floats& logits = buffer(p.logits_).floats;
@@ -274,7 +278,10 @@ void Program::Run::run_row_op(const RowOp& op, Slice slice, int row, int rows) {
             kernels.dequantise_row(*op.table, step.token_ids[r], at(op.out));
             break;
         case RowOpKind::kRmsNorm:
-            kernels.rms_norm(at(op.a), op.weight, buffer(op.a).width, op.value, at(op.out));
+            norm_heads(op, at(op.a), at(op.out));
+            break;
+        case RowOpKind::kLayerNorm:
+            kernels.layer_norm(at(op.a), op.weight, op.bias, buffer(op.a).width, op.value, at(op.out));
             break;
         case RowOpKind::kQuantise:
             round_row(kernels, at(op.a), buffer(op.a).width, quantised(op.out, rows), r, 0);
@@ -288,11 +295,17 @@ void Program::Run::run_row_op(const RowOp& op, Slice slice, int row, int rows) {
         case RowOpKind::kGatedMul:
             kernels.gated_mul(op.gate, at(op.a), at(op.b), width(op.out), at(op.out));
             break;
+        case RowOpKind::kActivation:
+            kernels.activation(op.gate, at(op.a), width(op.out), at(op.out));
+            break;
         case RowOpKind::kAdd:
             kernels.add(at(op.a), at(op.b), width(op.out), at(op.out));
             break;
         case RowOpKind::kScale:
             kernels.scale(at(op.a), op.value, width(op.out), at(op.out));
+            break;
+        case RowOpKind::kScaleByPosition:
+            kernels.scale(at(op.a), position_factor(op, row), width(op.out), at(op.out));
             break;
         case RowOpKind::kSelectRows: {
             const Floats from = floats(op.a, slice);
@@ -306,11 +319,23 @@ void Program::Run::run_row_op(const RowOp& op, Slice slice, int row, int rows) {
     }
 }
 
+void Program::Run::norm_heads(const RowOp& op, const float* in, float* out) {
+    const int size = buffer(op.a).width / op.count;
+    for (int begin = 0; begin < op.count * size; begin += size)
+        p.kernels_.rms_norm(in + begin, op.weight, size, op.value, out + begin);
+}
+
 void Program::Run::rope_row(const RowOp& op, int row, const float* in, float* out) {
-    const int half = round_up(std::max(p.shape_.rope_dim / 2, 1), kPanel);
-    const float* cos = p.rotations_.as<float>() + static_cast<size_t>(row) * 2 * half;
+    const Rotation& rotation = p.rotations_[static_cast<size_t>(op.rotation)];
+    const float* cos = rotation.row(row);
     if (in != out) std::memcpy(out, in, sizeof(float) * static_cast<size_t>(op.count) * p.shape_.head_dim);
-    p.kernels_.rope({out, op.count, p.shape_.head_dim, p.shape_.rope_dim, cos, cos + half});
+    p.kernels_.rope({out, op.count, p.shape_.head_dim, rotation.dim, cos, cos + rotation.half()});
+}
+
+// 1 + beta ln(1 + the number of whole steps that the position is beyond)
+float Program::Run::position_factor(const RowOp& op, int row) const {
+    const int64_t position = int64_t{step.positions[static_cast<size_t>(row)]} + op.shift;
+    return static_cast<float>(1.0 + double{op.value} * std::log1p(static_cast<double>(position / op.count)));
 }
 
 void Program::Run::write_kv_row(const RowOp& op, int row, const float* k, const float* v) {
@@ -334,15 +359,13 @@ void Program::Run::write_kv_row(const RowOp& op, int row, const float* k, const 
     p.kernels_.write_kv(task);
 }
 
-void Program::Run::rotate_token(int token) {
-    const int pairs = p.shape_.rope_dim / 2;
-    const int half = round_up(std::max(pairs, 1), kPanel);
-    float* cos = p.rotations_.as<float>() + static_cast<size_t>(token) * 2 * half;
-    for (int i = 0; i < pairs; ++i) {
-        const double angle =
-            step.positions[static_cast<size_t>(token)] * p.inverse_frequencies_[static_cast<size_t>(i)];
-        cos[i] = static_cast<float>(std::cos(angle));
-        cos[half + i] = static_cast<float>(std::sin(angle));
+void Program::Run::rotate_token(const Rotation& rotation, int token) {
+    const int half = rotation.half();
+    float* cos = rotation.row(token);
+    for (size_t i = 0; i < rotation.frequencies.size(); ++i) {
+        const double angle = step.positions[static_cast<size_t>(token)] * rotation.frequencies[i];
+        cos[i] = static_cast<float>(std::cos(angle) * rotation.factor);
+        cos[static_cast<size_t>(half) + i] = static_cast<float>(std::sin(angle) * rotation.factor);
     }
 }
 

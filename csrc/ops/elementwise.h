@@ -5,18 +5,48 @@
 
 namespace {
 
-// One row of `width` floats padded with zeros to a multiple of 16:
-// out = x / sqrt(mean(x^2) + eps) * weight. Squares are summed in 16 running sums (lane = index mod 16), then as a
-// tree.
+// A row of `width` floats, or one head of it: out = x / sqrt(mean(x^2) + eps) * weight. Squares are summed in 16
+// running sums (lane = index mod 16), then as a tree. Nothing beyond `width` is read or written.
 void rms_norm(const float* x, const float* weight, int width, float eps, float* out) {
+    const int rest = width % kLanes, whole = width - rest;
     Vec squares = zero();
-    for (int i = 0; i < width; i += kLanes) {
+    for (int i = 0; i < whole; i += kLanes) {
         const Vec v = load(x + i);
         squares = fma(v, v, squares);
     }
+    const Vec tail = rest ? load_tail(x + whole, rest, 0.0f) : zero();
+    if (rest) squares = fma(tail, tail, squares);
     const float mean = reduce_add(squares) / static_cast<float>(width);
     const Vec factor = div(set1(1.0f), sqrt(set1(mean + eps)));
-    for (int i = 0; i < width; i += kLanes) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+    for (int i = 0; i < whole; i += kLanes) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+    if (rest) store_tail(out + whole, rest, mul(mul(tail, factor), load_tail(weight + whole, rest, 0.0f)));
+}
+
+// out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, in two passes, summed like rms_norm.
+// bias may be null.
+void layer_norm(const float* x, const float* weight, const float* bias, int width, float eps, float* out) {
+    const int rest = width % kLanes, whole = width - rest;
+    Vec sums = zero(), squares = zero();
+    for (int i = 0; i < whole; i += kLanes) sums = add(sums, load(x + i));
+    if (rest) sums = add(sums, load_tail(x + whole, rest, 0.0f));
+    const float mean = reduce_add(sums) / static_cast<float>(width);
+    const Vec middle = set1(mean);
+    for (int i = 0; i < whole; i += kLanes) {
+        const Vec v = sub(load(x + i), middle);
+        squares = fma(v, v, squares);
+    }
+    const Vec tail = rest ? sub(load_tail(x + whole, rest, mean), middle) : zero();
+    if (rest) squares = fma(tail, tail, squares);
+    const float variance = reduce_add(squares) / static_cast<float>(width);
+    const Vec factor = div(set1(1.0f), sqrt(set1(variance + eps)));
+    for (int i = 0; i < whole; i += kLanes) {
+        const Vec v = mul(sub(load(x + i), middle), factor);
+        store(out + i, bias ? fma(v, load(weight + i), load(bias + i)) : mul(v, load(weight + i)));
+    }
+    if (rest) {
+        const Vec v = mul(tail, factor), w = load_tail(weight + whole, rest, 0.0f);
+        store_tail(out + whole, rest, bias ? fma(v, w, load_tail(bias + whole, rest, 0.0f)) : mul(v, w));
+    }
 }
 
 // One row in groups of 32 with a scale each: x = scale * q, scale = max|x| / 127, q to nearest even.
@@ -57,20 +87,46 @@ void round_bf16(const float* x, int cols, const octavo::Quantised& to, size_t ro
     }
 }
 
-void gated_mul(octavo::Gate gate, const float* g, const float* up, size_t n, float* out) {
-    if (gate == octavo::Gate::kSilu) {
-        for (size_t i = 0; i < n; i += kLanes) {
-            const Vec x = load(g + i);
-            store(out + i, mul(mul(x, sigmoid(x)), load(up + i)));
-        }
-        return;
-    }
-    // gelu, tanh form: x/2 (1 + tanh(z)) = x sigmoid(2 z), z = sqrt(2/pi) (x + 0.044715 x^3)
-    for (size_t i = 0; i < n; i += kLanes) {
-        const Vec x = load(g + i);
+struct Silu {
+    static Vec of(Vec x) { return mul(x, sigmoid(x)); }
+};
+
+// gelu, tanh form: x/2 (1 + tanh(z)) = x sigmoid(2 z), z = sqrt(2/pi) (x + 0.044715 x^3)
+struct GeluTanh {
+    static Vec of(Vec x) {
         const Vec cubic = fma(mul(mul(x, x), x), set1(0.044715f), x);
-        store(out + i, mul(mul(x, sigmoid(mul(cubic, set1(1.59576912f)))), load(up + i)));
+        return mul(x, sigmoid(mul(cubic, set1(1.59576912f))));
     }
+};
+
+// gelu itself: x times the normal distribution's share below x
+struct GeluErf {
+    static Vec of(Vec x) {
+        const Vec share = normal_tail(x);
+        return mul(x, select(less(x, zero()), share, sub(set1(1.0f), share)));
+    }
+};
+
+template <class Activation>
+void multiply_activated(const float* g, const float* up, size_t n, float* out) {
+    for (size_t i = 0; i < n; i += kLanes) store(out + i, mul(Activation::of(load(g + i)), load(up + i)));
+}
+
+template <class Activation>
+void activate(const float* x, size_t n, float* out) {
+    for (size_t i = 0; i < n; i += kLanes) store(out + i, Activation::of(load(x + i)));
+}
+
+void gated_mul(octavo::Gate gate, const float* g, const float* up, size_t n, float* out) {
+    if (gate == octavo::Gate::kSilu) return multiply_activated<Silu>(g, up, n, out);
+    if (gate == octavo::Gate::kGelu) return multiply_activated<GeluTanh>(g, up, n, out);
+    multiply_activated<GeluErf>(g, up, n, out);
+}
+
+void activation(octavo::Gate gate, const float* x, size_t n, float* out) {
+    if (gate == octavo::Gate::kSilu) return activate<Silu>(x, n, out);
+    if (gate == octavo::Gate::kGelu) return activate<GeluTanh>(x, n, out);
+    activate<GeluErf>(x, n, out);
 }
 
 void add_arrays(const float* a, const float* b, size_t n, float* out) {

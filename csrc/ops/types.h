@@ -117,7 +117,7 @@ struct KvWriteTask {
 
 constexpr int kSumBlock = 64;  // weights that sampling sums in float32; blocks are summed in float64
 
-enum class Gate : int { kSilu, kGelu };
+enum class Gate : int { kSilu, kGelu, kGeluErf };  // kGelu: the tanh form
 
 using Linear = void (*)(const LinearTask&);
 using LinearByKind = Linear[static_cast<int>(WeightKind::kCount)];
@@ -137,7 +137,8 @@ struct Kernels {
     // One row, or its columns from `column` on: whole groups of 32, the last one excepted.
     void (*quantise)(const float* x, int cols, const Quantised& to, size_t row, size_t column);
     void (*round_bf16)(const float* x, int cols, const Quantised& to, size_t row, size_t column);
-    void (*rms_norm)(const float* x, const float* weight, int width, float eps, float* out);  // one row
+    void (*rms_norm)(const float* x, const float* weight, int width, float eps, float* out);  // one row, or a head
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, int width, float eps, float* out);
     void (*rope)(const RopeTask&);
     void (*write_kv)(const KvWriteTask&);
     void (*attend)(const AttentionTile&, const AttentionRow* rows, int num_rows);
@@ -146,6 +147,7 @@ struct Kernels {
     void (*attention_merge)(const AttentionRow& from, const AttentionRow& into, int v_dim);
     void (*attention_finish)(const AttentionRow& row, int head_dim, float* out);
     void (*gated_mul)(Gate, const float* gate, const float* up, size_t n, float* out);  // n a multiple of 16
+    void (*activation)(Gate, const float* x, size_t n, float* out);
     void (*add)(const float* a, const float* b, size_t n, float* out);
     void (*scale)(const float* x, float factor, size_t n, float* out);
     void (*soft_cap)(const float* x, float cap, size_t n, float* out);

@@ -21,18 +21,22 @@ class Section(Enum):
 class Gate(Enum):
     SILU = 0
     GELU = 1
+    GELU_ERF = 2
 
 class RowOp(Enum):
     EMBEDDING = 0
     RMS_NORM = 1
-    QUANTISE = 2
-    ROPE = 3
-    WRITE_KV = 4
-    GATED_MUL = 5
-    ADD = 6
-    SCALE = 7
-    SELECT_ROWS = 8
-    SOFT_CAP = 9
+    LAYER_NORM = 2
+    QUANTISE = 3
+    ROPE = 4
+    WRITE_KV = 5
+    GATED_MUL = 6
+    ACTIVATION = 7
+    ADD = 8
+    SCALE = 9
+    SCALE_BY_POSITION = 10
+    SELECT_ROWS = 11
+    SOFT_CAP = 12
 
 class Context:
     def __init__(self, threads: int, isa: str = "", numerics: str = "exact") -> None: ...
@@ -81,9 +85,8 @@ class Program:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        rope_dim: int,
-        inverse_frequencies: Sequence[float],
     ) -> None: ...
+    def rotation(self, frequencies: Sequence[float], factor: float) -> int: ...
     def buffer(self, domain: Domain, width: int, quantised: bool = False) -> int: ...
     def row_op(
         self,
@@ -97,7 +100,10 @@ class Program:
         count: int = 0,
         gate: Gate = Gate.SILU,
         weight: Vector | None = None,
+        bias: Vector | None = None,
         table: PackedMatrix | None = None,
+        rotation: int = 0,
+        shift: int = 0,
     ) -> None: ...
     def linear(self, section: Section, domain: Domain, parts: Sequence[dict[str, Any]]) -> None: ...
     def attention(
@@ -107,6 +113,7 @@ class Program:
     @property
     def scratch_bytes(self) -> int: ...
     def read(self, buffer: int, rows: int) -> NDArray[np.float32]: ...
+    def hidden(self, rows: Sequence[int]) -> NDArray[np.float32]: ...
     def run(
         self,
         kv: KvCache,
@@ -116,6 +123,7 @@ class Program:
         lists: Sequence[NDArray[np.int32] | NDArray[np.float32]],
         targets: NDArray[np.int32] | None,
         notify_fd: int,
+        num_hidden: int = 0,
     ) -> tuple[list[int | tuple[int, float, tuple[tuple[int, float], ...]]], float, float, float]: ...
 
 def available_isas() -> list[str]: ...

@@ -22,7 +22,7 @@ COST = ModelCost(
     head_macs=600_000,
     head_is_quantised=True,
     attention_macs=10,
-    window=None,
+    windows=(None,),
 )
 SPEED = MachineSpeed(
     read_bytes_per_s=((1 << 20, 9e9), (4 << 20, 3e9), (16 << 20, 4e9), (64 << 20, 2e9)),
@@ -66,10 +66,19 @@ def test_attention_is_charged_for_exactly_the_pairs_that_see_each_other(
         for key in range(query + 1)
         if window is None or key > query - window
     }
-    fields = {name: getattr(COST, name) for name in COST.__dataclass_fields__} | {"window": window}
+    fields = {name: getattr(COST, name) for name in COST.__dataclass_fields__} | {"windows": (window,)}
     bound = step_bound(ModelCost(**fields), SPEED, [(start, length)], num_rows=0)
     assert bound.macs == length * (2_000_000 + 1_000) + 10 * len(seen)
     assert bound.bytes == 1_000_000 + 100 * len({key for _, key in seen})
+
+
+def test_attention_is_charged_layer_by_layer() -> None:
+    """Two layers of three see 7 positions: a third of K, V and pairs each."""
+    fields = {name: getattr(COST, name) for name in COST.__dataclass_fields__}
+    fields |= {"windows": (7, None, 7), "attention_macs": 30, "kv_bytes": 300}
+    bound = step_bound(ModelCost(**fields), SPEED, [(100, 1)], num_rows=0)
+    assert bound.bytes == 1_000_000 + 100 * (7 + 101 + 7)
+    assert bound.macs == 2_000_000 + 1_000 + 10 * (7 + 101 + 7)
 
 
 def test_a_smaller_working_set_is_never_read_slower_than_a_larger_one() -> None:

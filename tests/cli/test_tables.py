@@ -30,7 +30,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 COST = ModelCost(
     head_bytes=9_000_000, table_bytes=77, layer_bytes=98_000_000, kv_bytes=46_080, float_macs=1_000,
     quantised_macs=134_000_000, head_macs=28_000_000, head_is_quantised=True, attention_macs=1_152,
-    window=None,
+    windows=(None,),
 )  # fmt: skip
 SPEED = MachineSpeed(
     read_bytes_per_s=((1 << 20, 190.4e9), (16 << 20, 80.2e9), (256 << 20, 21.3e9)),

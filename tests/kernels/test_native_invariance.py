@@ -10,6 +10,7 @@ import pytest
 from native_models import ENCODINGS, ISAS, allocate, config, random_llama
 from native_steps import Seq, advance, step_input
 
+from octavo.core.model_config import RopeScaling, RopeTable
 from octavo.core.plan import DrawRule, SampledToken
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.native.backend import Activations, NativeBackend
@@ -20,6 +21,15 @@ from octavo.weights.dequantise import Encoding
 PARAMS = SamplingParams(temperature=0.8, top_p=0.95, logprobs=3)
 BLOCK = 16
 C = config()
+MIXED_LAYERS: dict[str, object] = {
+    "layer_windows": (9, None),
+    "layer_ropes": (
+        RopeTable(theta=100.0, dim=8),
+        RopeTable(
+            theta=1e5, dim=16, scaling=RopeScaling(kind="yarn", factor=4.0, original_context=32, attention_factor=1.1)
+        ),
+    ),
+}
 
 
 def sequences(count: int, seed: int = 0, vocab: int = 117, longest: int = 60) -> list[Seq]:
@@ -78,6 +88,7 @@ def test_every_instruction_set_draws_the_same_tokens_with_the_same_logprobs(
         {},
         {"hidden_act": "gelu", "tied_embeddings": True, "logits_soft_cap": 20.0},
         {"attention_bias": True, "mlp_bias": True},
+        MIXED_LAYERS,
     ],
 )
 @pytest.mark.parametrize("activations", ["int8", "bf16", "by rows"])
@@ -88,6 +99,40 @@ def test_fusing_ops_changes_no_bit(encoding: Encoding, activations: Activations,
         random_llama(c, encoding, fused=fused, num_blocks=512, activations=activations) for fused in (True, False)
     )
     assert generate_together(fused, sequences(5), 4, 9) == generate_together(apart, sequences(5), 4, 9)
+
+
+@pytest.mark.parametrize("encoding", ["Q4_1", "F32"])
+def test_layers_that_differ_in_window_and_rotation_keep_every_bit(encoding: Encoding) -> None:
+    c = config(**MIXED_LAYERS)
+    alone = generate_alone(random_llama(c, encoding, num_blocks=512), sequences(6), 6)
+    plain = generate_alone(random_llama(C, encoding, num_blocks=512), sequences(6), 6)
+    assert alone != plain
+    for isa in ISAS:
+        made = random_llama(c, encoding, isa, threads=2, num_blocks=512)
+        assert generate_together(made, sequences(6), 6, 7) == alone
+        made.close()
+
+
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
+def test_hidden_rows_are_the_same_bits_in_any_chunks_and_company(activations: Activations) -> None:
+    made = random_llama(C, "Q4_1", num_blocks=512, activations=activations)
+    seqs = sequences(4)
+    whole = []
+    for seq in seqs:
+        n = len(seq.tokens)
+        whole.append(made.run(step_input([(seq, n)], BLOCK, logit_rows=range(n)), [], [], range(n)).hidden)
+    rng, found = np.random.default_rng(1), [np.empty((0, 64), np.float32) for _ in seqs]
+    while pending := [i for i, seq in enumerate(seqs) if seq.computed < len(seq.tokens)]:
+        chunks = [(i, int(rng.integers(1, len(seqs[i].tokens) - seqs[i].computed + 1))) for i in pending]
+        chunks.sort(key=lambda chunk: chunk[1] > 1)
+        num_rows = sum(n for _, n in chunks)
+        step = step_input([(seqs[i], n) for i, n in chunks], BLOCK, logit_rows=range(num_rows))
+        rows = made.run(step, [], [(3, 0)] * (num_rows // 2), range(num_rows)).hidden
+        for i, n in chunks:
+            found[i], rows = np.concatenate([found[i], rows[:n]]), rows[n:]
+            seqs[i].computed += n
+    for one, other in zip(found, whole, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("activations", ["int8", "bf16"])

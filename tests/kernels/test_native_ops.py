@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,8 @@ from native_steps import Seq, step_input
 from numpy.typing import NDArray
 
 from octavo.core.errors import ConfigError
-from octavo.kernels.base import Array, Ops
+from octavo.core.model_config import RopeScaling, RopeTable
+from octavo.kernels.base import Array, Ops, PositionScale
 from octavo.kernels.native.backend import Activations, NativeBackend
 from octavo.kernels.reference.rope import rotation_table
 from octavo.weights.dequantise import Encoding
@@ -73,15 +75,65 @@ def test_rms_norm_follows_its_formula(width: int) -> None:
     check(x, prepare, wanted, 2e-5)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(3, 16), (5, 61), (4, 1), (7, 24)])
+def test_rms_norm_of_heads_follows_its_formula(num_heads: int, head_dim: int) -> None:
+    x, weight = rows(num_heads * head_dim), random_tensor(np.random.default_rng(2), (head_dim,))
+    heads = x.astype(np.float64).reshape(ROWS, num_heads, head_dim)
+    wanted = heads / np.sqrt((heads**2).mean(2, keepdims=True) + 1e-5) * weight.to_float32()
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        packed = made.pack(weight, frozenset({"norm"}))
+        return lambda ops, x: ops.rms_norm(x, packed, 1e-5, num_heads)
+
+    check(x, prepare, wanted.reshape(ROWS, -1), 2e-5)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("width", [1, 15, 16, 61, 576])
+def test_layer_norm_follows_its_formula(width: int, with_bias: bool) -> None:
+    x = rows(width) + np.float32(5.0)
+    weight, bias = (random_tensor(np.random.default_rng(seed), (width,)) for seed in (2, 3))
+    centred = x.astype(np.float64) - x.astype(np.float64).mean(1, keepdims=True)
+    wanted = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * weight.to_float32()
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        gains, offsets = made.pack(weight, frozenset({"norm"})), made.pack(bias, frozenset({"bias"}))
+        return lambda ops, x: ops.layer_norm(x, gains, offsets if with_bias else None, 1e-5)
+
+    check(x, prepare, wanted + (bias.to_float32() if with_bias else 0.0), 2e-5)
+
+
+def activated(x: NDArray[np.float64], activation: str) -> NDArray[np.float64]:
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    if activation == "gelu":
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_erf"])
 def test_gated_mul_follows_its_formula(activation: str) -> None:
     x = rows(61, scale=4.0)
     gate, up = x.astype(np.float64), 0.5 * x.astype(np.float64)
-    if activation == "silu":
-        activated = gate / (1 + np.exp(-gate))
-    else:
-        activated = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
-    check(x, lambda made: lambda ops, x: ops.gated_mul(x, ops.scale(x, 0.5), activation), activated * up, 1e-4)
+    wanted = activated(gate, activation) * up
+    check(x, lambda made: lambda ops, x: ops.gated_mul(x, ops.scale(x, 0.5), activation), wanted, 1e-4)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_erf"])
+def test_activation_follows_its_formula(activation: str) -> None:
+    x = rows(61, scale=4.0)
+    x[0, :8] = [0.0, -0.0, 1e-30, -1e-30, 60.0, -60.0, 1e4, -1e4]
+    wanted = activated(x.astype(np.float64).clip(-700, None), activation)
+    check(x, lambda made: lambda ops, x: ops.activation(x, activation), wanted, 2e-6)
+
+
+def test_gelu_keeps_what_is_left_of_negative_numbers() -> None:
+    """gelu(-4) is -1.3e-4: formed as x (1 + erf) / 2 in float32 it would have three digits."""
+    x = np.linspace(-5.0, -1.0, ROWS * 16).astype(np.float32).reshape(ROWS, 16)
+    wanted = x * np.vectorize(math.erfc)(-x.astype(np.float64) / np.sqrt(2)) / 2
+    check(x, lambda made: lambda ops, x: ops.activation(x, "gelu_erf"), wanted, 3e-7)
+    found = run_op("", x, lambda made: lambda ops, x: ops.activation(x, "gelu_erf"))
+    assert np.abs(found / wanted - 1).max() < 2e-3
 
 
 def test_add_and_scale_are_exact() -> None:
@@ -93,19 +145,44 @@ def test_add_and_scale_are_exact() -> None:
 def test_rope_turns_each_pair_by_its_position(head_dim: int, rope_dim: int) -> None:
     x = rows(3 * head_dim)
     c = config(head_dim=head_dim, rope_dim=rope_dim)
-    cos, sin = (t[:, None, :].astype(np.float64) for t in rotation_table(c, ROWS))
+    cos, sin = (t[:, None, :].astype(np.float64) for t in rotation_table(c.ropes[0], ROWS))
     heads = x.astype(np.float64).reshape(ROWS, 3, head_dim)
     wanted, half = heads.copy(), rope_dim // 2
     a, b = heads[:, :, :half], heads[:, :, half:rope_dim]
     wanted[:, :, :half], wanted[:, :, half:rope_dim] = a * cos - b * sin, b * cos + a * sin
     check(
         x,
-        lambda made: lambda ops, x: ops.rope(x, ops.positions, 3),
+        lambda made: lambda ops, x: ops.rope(x, ops.positions, 3, c.ropes[0]),
         wanted.reshape(ROWS, -1),
         2e-6,
         head_dim=head_dim,
         rope_dim=rope_dim,
     )
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        RopeScaling(kind="yarn", factor=4.0, original_context=32, attention_factor=1.25),
+        RopeScaling(kind="longrope", divisors=(1.0, 1.5, 3.0), attention_factor=0.9),
+    ],
+    ids=lambda scaling: scaling.kind,
+)
+def test_rope_multiplies_by_the_attention_factor_of_its_table(scaling: RopeScaling) -> None:
+    x = rows(3 * 20)
+    table = RopeTable(theta=1e4, dim=6, scaling=scaling)
+    cos, sin = (t[:, None, :].astype(np.float64) for t in rotation_table(table, ROWS))
+    heads = x.astype(np.float64).reshape(ROWS, 3, 20)
+    wanted, a, b = heads.copy(), heads[:, :, :3], heads[:, :, 3:6]
+    wanted[:, :, :3], wanted[:, :, 3:6] = a * cos - b * sin, b * cos + a * sin
+    check(x, lambda made: lambda ops, x: ops.rope(x, ops.positions, 3, table), wanted.reshape(ROWS, -1), 2e-6,
+          head_dim=20)  # fmt: skip
+
+
+def test_scale_by_position_follows_its_formula() -> None:
+    x, scale = rows(33), PositionScale(beta=0.25, length=10, shift=1)
+    factors = 1 + 0.25 * np.log(1 + (np.arange(ROWS) + 1) // 10)
+    check(x, lambda made: lambda ops, x: ops.scale_by_position(x, ops.positions, scale), x * factors[:, None], 2e-6)
 
 
 #: encoding -> largest error allowed of a product of unit-variance rows, by K = 96. int8 activations cost the most.

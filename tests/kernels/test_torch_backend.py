@@ -21,7 +21,7 @@ from octavo.kernels.base import KVCacheLayout, ModelInput
 from octavo.kernels.reference.rope import inverse_frequencies
 from octavo.kernels.torch import attention, backend
 from octavo.kernels.torch.backend import TorchBackend
-from octavo.kernels.torch.ops import RotationTable, TorchOps, layer_planes
+from octavo.kernels.torch.ops import TorchOps, layer_planes
 from octavo.weights.tensor import WeightTensor
 
 BLOCK = 4
@@ -75,7 +75,7 @@ def step_of(
 
 
 def ops_for(step: ModelInput, cache: torch.Tensor, config: ModelConfig = CONFIG) -> TorchOps:
-    return TorchOps(step, layer_planes([cache], LAYOUT.groups), LAYOUT, RotationTable(config, "cpu"), "cpu")
+    return TorchOps(step, layer_planes([cache], LAYOUT.groups), LAYOUT, {}, "cpu")
 
 
 def empty_cache() -> torch.Tensor:
@@ -149,12 +149,12 @@ def test_rope_turns_pairs_of_the_leading_dimensions(rope_dim):
     x = np.random.default_rng(0).standard_normal((6, 3, 8))
     want, half = x.copy(), rope_dim // 2
     for row, position in enumerate(step.positions):
-        for pair, frequency in enumerate(inverse_frequencies(config)):
+        for pair, frequency in enumerate(inverse_frequencies(config.ropes[0])):
             turn = np.exp(1j * position * frequency)
             turned = (x[row, :, pair] + 1j * x[row, :, pair + half]) * turn
             want[row, :, pair], want[row, :, pair + half] = turned.real, turned.imag
     ops = ops_for(step, empty_cache(), config)
-    got = ops.rope(torch.from_numpy(x.reshape(6, 24).astype(np.float32)), ops.positions, 3)
+    got = ops.rope(torch.from_numpy(x.reshape(6, 24).astype(np.float32)), ops.positions, 3, config.ropes[0])
     np.testing.assert_allclose(got.numpy(), want.reshape(6, 24), atol=1e-5)
 
 

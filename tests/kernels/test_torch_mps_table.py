@@ -164,7 +164,7 @@ def record_steps(dtype: str, changes: dict[str, Any], recorder: Recorder) -> Non
     prefill = make_step([(0, range(start)) for start in starts], tables, 4)
     chunks = [(start, range(1 if i < 6 else 5)) for i, start in enumerate(starts)]
     step = make_step(chunks, tables, 4, target_rows=[7, 8], copies=[(0, 1, 50, 3), (0, 2, 51, 4)])
-    step.slot_mapping[-1] = -1
+    step.slot_mapping[0, -1] = -1
     with recorder:
         torch_backend.run(prefill, draws)
         out = torch_backend.run(step, draws, [(3, 0), (4, 2)])

@@ -7,6 +7,7 @@ Dequantisation, norms, sampling, threads that wait for each other and Python com
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -61,12 +62,16 @@ def prefill_bound(cost: ModelCost, speed: MachineSpeed, *, tokens: int, chunk: i
 def step_bound(cost: ModelCost, speed: MachineSpeed, chunks: Sequence[Chunk], *, num_rows: int) -> Bound:
     """One step that runs these chunks and wants the logits of ``num_rows`` rows."""
     num_tokens = sum(length for _, length in chunks)
-    pairs = sum(_visible_pairs(start, length, cost.window) for start, length in chunks)
-    positions = sum(_read_positions(start, length, cost.window) for start, length in chunks)
+    pairs = positions = 0  # summed over layers
+    for window, num_layers in Counter(cost.windows).items():
+        pairs += num_layers * sum(_visible_pairs(start, length, window) for start, length in chunks)
+        positions += num_layers * sum(_read_positions(start, length, window) for start, length in chunks)
+    num_layers = len(cost.windows)
     head_macs = cost.head_macs * num_rows
     quantised = cost.quantised_macs * num_tokens + (head_macs if cost.head_is_quantised else 0)
-    floats = cost.float_macs * num_tokens + cost.attention_macs * pairs + (0 if cost.head_is_quantised else head_macs)
-    num_bytes = cost.layer_bytes + (cost.head_bytes if num_rows else 0) + cost.kv_bytes * positions
+    attention = cost.attention_macs * pairs // num_layers
+    floats = cost.float_macs * num_tokens + attention + (0 if cost.head_is_quantised else head_macs)
+    num_bytes = cost.layer_bytes + (cost.head_bytes if num_rows else 0) + cost.kv_bytes * positions // num_layers
     return Bound(
         bytes=num_bytes,
         macs=quantised + floats,

@@ -9,13 +9,27 @@ from octavo.core.cache_group import CacheGroup, group_by_window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies were stretched for long contexts."""
+    """How rotary frequencies were stretched for long contexts: ``kernels/reference/rope.py`` has the rules."""
 
-    kind: str  # "linear" | "llama3"
-    factor: float
+    kind: str  # "linear" | "llama3" | "yarn" | "longrope"
+    factor: float = 1.0  # longrope has one per pair instead, ``divisors``
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    original_context: int = 8192  # llama3
+    original_context: int = 8192  # llama3, yarn: tokens that the model saw before it was stretched
+    beta_fast: float = 32.0  # yarn: a pair that turns so often within the original context stays
+    beta_slow: float = 1.0  # yarn: one that turns so seldom is divided by ``factor``
+    truncate: bool = True  # yarn: the bounds between the two are whole pairs
+    divisors: tuple[float, ...] = ()  # longrope: of each pair's frequency
+    attention_factor: float = 1.0  # cos and sin times this: queries and keys grow, scores by its square
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeTable:
+    """What makes a table of rotations. A model may have several, one for each kind of layer."""
+
+    theta: float
+    dim: int  # leading dimensions of a head that are rotated, in pairs i, i + dim / 2
+    scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +58,13 @@ class ModelConfig:
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
     layer_windows: tuple[int | None, ...] = ()  # of each layer; (): all have ``sliding_window``
+    layer_ropes: tuple[RopeTable | None, ...] = ()  # of each layer, None: not rotated; (): all have rope_theta, ...
+
+    @property
+    def ropes(self) -> tuple[RopeTable | None, ...]:
+        """The table of each layer; None: its queries and keys are not rotated."""
+        alike = RopeTable(theta=self.rope_theta, dim=self.rope_dim, scaling=self.rope_scaling)
+        return self.layer_ropes or (alike,) * self.num_layers
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from octavo.core.cache_group import CacheGroup
 from octavo.core.errors import ConfigError
-from octavo.core.model_config import ModelConfig
+from octavo.core.model_config import ModelConfig, RopeTable
 from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.core.records import hot_record
 from octavo.weights.dequantise import Encoding
@@ -27,8 +27,36 @@ from octavo.weights.tensor import WeightTensor
 
 Array = Any  # a backend's activation array: opaque to models
 Weight = Any  # a backend's packed weight: opaque to models
-Activation = Literal["silu", "gelu"]
-WeightUse = Literal["linear", "embedding", "head", "norm", "bias"]  # head: the matrix of the logits
+Activation = Literal["silu", "gelu", "gelu_erf"]  # gelu: its tanh approximation; gelu_erf: gelu itself
+#: head: the matrix of the logits; experts, adapter: matrices [*, N, K] one after the other, of which a row meets some
+WeightUse = Literal["linear", "embedding", "head", "norm", "bias", "experts", "adapter"]
+Routing = Any  # a backend's choice of experts for each row: opaque to models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionScale:
+    """Queries that grow with their position p: times 1 + beta * ln(1 + floor((p + shift) / length))."""
+
+    beta: float
+    length: int  # positions of one step
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRule:
+    """How a row chooses k of E experts from its router logits, and what their results weigh.
+
+    Logits become scores. Where experts form groups, only the best groups stay; a group ranks by the sum of its best
+    scores. The k best scores are chosen, the lowest expert first among equals; their weights are those scores.
+    """
+
+    num_chosen: int  # k
+    score: Literal["softmax", "sigmoid"] = "softmax"  # softmax over all E
+    normalise: bool = True  # the weights of a row are divided by their sum
+    scale: float = 1.0  # and then multiplied by this
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    group_best: int = 2  # so many scores of a group are summed for its rank
 
 
 class Ops(Protocol):
@@ -41,19 +69,32 @@ class Ops(Protocol):
         """Rows of ``table`` [vocab, hidden] -> [T, hidden]."""
         ...
 
-    def rms_norm(self, x: Array, weight: Weight, eps: float) -> Array:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang, Sennrich 2019); arithmetic in float32."""
+    def rms_norm(self, x: Array, weight: Weight, eps: float, num_heads: int = 1) -> Array:
+        """x / sqrt(mean(x^2) + eps) * weight (Zhang, Sennrich 2019); arithmetic in float32.
+
+        x [T, num_heads * D], weight [D]: each head by itself. A file whose gains are 1 + its numbers has them added
+        when it is read, in float32.
+        """
+        ...
+
+    def layer_norm(self, x: Array, weight: Weight, bias: Weight | None, eps: float) -> Array:
+        """(x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias) of rows [T, N] (Ba et al. 2016); in float32."""
         ...
 
     def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
         """x [T, K] @ weight [N, K]^T (+ bias [N]) -> [T, N]."""
         ...
 
-    def rope(self, x: Array, positions: Array, num_heads: int) -> Array:
-        """Rotate each head of x [T, num_heads * D] by its position; pairs i, i + rope_dim/2 of the leading rope_dim.
+    def rope(self, x: Array, positions: Array, num_heads: int, table: RopeTable) -> Array:
+        """Rotate each head of x [T, num_heads * D] by its position; pairs i, i + dim/2 of the leading table.dim.
 
-        The frequencies come from the model's config (theta, rope_dim, scaling). RoPE: Su et al. 2021, arXiv:2104.09864.
+        kernels/reference/rope.py makes the rotations of a table. Weights whose pairs are neighbours (2i, 2i + 1) have
+        their rows put in this order when they are read.
         """
+        ...
+
+    def scale_by_position(self, x: Array, positions: Array, scale: PositionScale) -> Array:
+        """Each row of x [T, N] times its position's factor."""
         ...
 
     def write_kv(self, layer: int, k: Array, v: Array) -> None:
@@ -70,7 +111,11 @@ class Ops(Protocol):
         ...
 
     def gated_mul(self, gate: Array, up: Array, activation: Activation) -> Array:
-        """activation(gate) * up, elementwise [T, N]. gelu is the tanh approximation."""
+        """activation(gate) * up, elementwise [T, N]."""
+        ...
+
+    def activation(self, x: Array, activation: Activation) -> Array:
+        """activation(x), elementwise [T, N]."""
         ...
 
     def add(self, a: Array, b: Array) -> Array:
@@ -87,6 +132,32 @@ class Ops(Protocol):
 
     def logits(self, x: Array, head: Weight, soft_cap: float | None = None) -> Array:
         """x [R, hidden] @ head [vocab, hidden]^T in float32, soft-capped if asked -> [R, vocab]."""
+        ...
+
+    def route(self, logits: Array, rule: RoutingRule, correction: Weight | None = None) -> Routing:
+        """Each row's experts from its router logits [T, E], in float32. A row's choice depends on that row alone.
+
+        correction [E]: added to the scores for the choice, not to the weights (DeepSeek-V3: arXiv:2412.19437, 2.1.2).
+        """
+        ...
+
+    def expert_linear(self, x: Array, weight: Weight, routing: Routing, bias: Weight | None = None) -> Array:
+        """Rows [T, K] or [T, k, K] times their experts' matrices [E, N, K] (, plus biases [E, N]) -> [T, k, N].
+
+        Rows of one expert run together; the weights of an expert that no row has chosen are not touched.
+        """
+        ...
+
+    def combine(self, x: Array, routing: Routing) -> Array:
+        """Results of a row's experts [T, k, N], each times its weight, added up in the order of rank -> [T, N]."""
+        ...
+
+    def adapter_linear(self, y: Array, x: Array, a: Weight, b: Weight, adapter_rows: Array) -> Array:
+        """y [T, N] + (x [T, K] @ a[i]^T) @ b[i]^T, i the adapter of the row (LoRA: Hu et al. 2021, arXiv:2106.09685).
+
+        a [A, r, K], b [A, N, r] with the adapter's scale in it; ranks below r are filled up with zeros. adapter_rows
+        [T]: -1 for a row without adapter, which costs nothing and stays what it is.
+        """
         ...
 
 
@@ -187,6 +258,14 @@ class ModelInput:
         return np.frombuffer(self.ints, np.int32)[start : start + length]
 
 
+def check_hidden_rows(step: ModelInput, hidden_rows: Sequence[int]) -> Sequence[int]:
+    """Raises ``ValueError`` for a row that the step does not have."""
+    for row in hidden_rows:
+        if not 0 <= row < step.num_rows:
+            raise ValueError(f"hidden_rows has {row} but the step has {step.num_rows} logit rows")
+    return hidden_rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw(DrawRule):
     """What a draw is a pure function of, besides its logits row. Its ``history`` is all tokens before it."""
@@ -214,6 +293,7 @@ class StepOutput:
     forward_s: float
     sample_s: float
     gil_wait_s: float = 0.0  # how long the call then waited for the GIL, if it had released it
+    hidden: NDArray[np.float32] | None = None  # [len(hidden_rows), hidden], if rows were asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +353,7 @@ class ModelCost:
     head_macs: int  # of one logit row
     head_is_quantised: bool
     attention_macs: int  # of one (query, visible position) pair, all heads and layers
-    window: int | None  # positions that a query sees at most
+    windows: tuple[int | None, ...]  # of each layer: positions that a query sees at most; layers are alike otherwise
 
     @property
     def weights_bytes(self) -> int:
@@ -331,11 +411,18 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def run(self, step: ModelInput, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
+    def run(
+        self,
+        step: ModelInput,
+        draws: Sequence[DrawRule],
+        targets: Sequence[tuple[int, int]] = (),
+        hidden_rows: Sequence[int] = (),
+    ) -> StepOutput:
         """One step: copies, KV writes, forward, draws.
 
         draws: for logit_rows[:len(draws)], each of the position after its row's. targets: (token id, number of
-        alternatives) of the remaining logit rows, whose log-softmax is wanted at that token.
+        alternatives) of the logit rows after those, whose log-softmax is wanted at that token. hidden_rows: indices
+        into logit_rows whose ``Model.hidden`` is wanted; rows beyond draws and targets have no logits computed.
         """
 
     def model_cost(self) -> ModelCost | None:

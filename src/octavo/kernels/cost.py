@@ -20,6 +20,8 @@ class CostLedger:
             self._head_bytes += num_bytes
             self._head_macs += macs
             self._head_is_quantised = is_quantised
+        elif uses & {"experts", "adapter"}:
+            return  # a step need not read any of them
         elif "embedding" in uses:
             self._table_bytes += num_bytes
         else:
@@ -41,5 +43,5 @@ class CostLedger:
             head_macs=self._head_macs,
             head_is_quantised=self._head_is_quantised,
             attention_macs=2 * config.num_layers * config.num_heads * config.head_dim,  # Q K^T, and weights times V
-            window=config.sliding_window,
+            windows=config.windows,
         )

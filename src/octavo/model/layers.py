@@ -70,9 +70,11 @@ class Attention:
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]; writes this layer's K and V of the step's tokens on the way."""
-        config = self.config
-        q = ops.rope(self.q(ops, x), ops.positions, config.num_heads)
-        k = ops.rope(self.k(ops, x), ops.positions, config.num_kv_heads)
+        config, table = self.config, self.config.ropes[self.layer]
+        q, k = self.q(ops, x), self.k(ops, x)
+        if table is not None:
+            q = ops.rope(q, ops.positions, config.num_heads, table)
+            k = ops.rope(k, ops.positions, config.num_kv_heads, table)
         ops.write_kv(self.layer, k, self.v(ops, x))
         attended = ops.paged_attention(
             self.layer,

@@ -18,3 +18,5 @@ BACKENDS: dict[str, tuple[Callable[[ModelConfig], Backend], float]] = {
 }
 #: Rounding a row of a product to int8, as native does for quantised weights: of values of about 1.
 QUANTISED_TOLERANCE = 5e-2
+#: Ops that a backend does not have and refuses by name.
+WITHOUT = {"native": frozenset({"route", "expert_linear", "combine", "adapter_linear"})}

@@ -6,6 +6,7 @@ y_i = logprob of token i - logprob of the last token; the log-probabilities are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,7 +72,9 @@ def bound(
     packed["head"] = made.pack(f32(head), frozenset({"head"}))
     made.bind(Probe(c, packed, call, soft_cap), max_tokens=256, max_seqs=16)
     made.allocate_kv_cache(
-        KVCacheLayout.full(num_layers=1, num_blocks=NUM_BLOCKS, block_size=BLOCK, num_kv_heads=1, head_dim=c.head_dim)
+        KVCacheLayout.full(
+            num_layers=c.num_layers, num_blocks=NUM_BLOCKS, block_size=BLOCK, num_kv_heads=1, head_dim=c.head_dim
+        )
     )
     return made
 
@@ -95,9 +98,33 @@ def values(made: Backend, chunks: Sequence[tuple[Seq, int]], copies: Sequence[Se
     return found[:, :WIDTH] - found[:, WIDTH:]
 
 
+def activated(x: NDArray[np.float64], activation: str) -> NDArray[np.float64]:
+    """The activation, written out."""
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    if activation == "gelu":
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
 def tokens_of(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
 
 
 def table_of(seed: int = 1) -> Floats:
     return np.random.default_rng(seed).standard_normal((VOCAB, WIDTH)).astype(np.float32)
+
+
+TABLE = table_of()
+
+
+def computed(
+    maker: Any, call: Call, weights: Any = None, *, count: int = 21, **options: Any
+) -> tuple[Any, NDArray[np.float64]]:
+    """(y of some tokens, their embedded rows in float64)."""
+    made = bound(maker, TABLE, call, weights, **options)
+    ids = tokens_of(count)
+    try:
+        return values(made, [(Seq(ids, list(range(count // BLOCK + 1))), count)]), TABLE[ids].astype(np.float64)
+    finally:
+        made.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import BACKENDS, QUANTISED_TOLERANCE
+from backends import QUANTISED_TOLERANCE
 from extreme_draws import rules
 from native_models import ENCODINGS, random_tensor
 from native_steps import Seq, step_input
@@ -16,10 +16,13 @@ from probe import (
     BLOCK,
     HEAD_DIM,
     NUM_BLOCKS,
+    TABLE,
     VOCAB,
     WIDTH,
     Call,
+    activated,
     bound,
+    computed,
     config,
     f32,
     logprobs,
@@ -38,27 +41,6 @@ from octavo.weights.dequantise import Encoding
 
 Doubles = NDArray[np.float64]
 LINEAR, NORM, BIAS = frozenset({"linear"}), frozenset({"norm"}), frozenset({"bias"})
-TABLE = table_of()
-
-
-@pytest.fixture(params=BACKENDS)
-def maker(request: pytest.FixtureRequest) -> Any:
-    return BACKENDS[request.param][0]
-
-
-@pytest.fixture
-def tolerance(request: pytest.FixtureRequest, maker: Any) -> float:
-    return next(within for make, within in BACKENDS.values() if make is maker)
-
-
-def computed(maker: Any, call: Call, weights: Any = None, *, count: int = 21, **options: Any) -> tuple[Any, Doubles]:
-    """(y of some tokens, their embedded rows in float64)."""
-    made = bound(maker, TABLE, call, weights, **options)
-    ids = tokens_of(count)
-    try:
-        return values(made, [(Seq(ids, list(range(count // BLOCK + 1))), count)]), TABLE[ids].astype(np.float64)
-    finally:
-        made.close()
 
 
 # Ops
@@ -91,7 +73,7 @@ def test_linear_with_weights_of_every_format(maker: Any, tolerance: float, encod
     np.testing.assert_allclose(found, wanted, atol=QUANTISED_TOLERANCE if is_quantised else 5 * tolerance)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_erf"])
 def test_gated_mul(maker: Any, tolerance: float, activation: Any) -> None:
     a, b = (np.random.default_rng(seed).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 6 for seed in (5, 6))
     found, x = computed(
@@ -100,9 +82,7 @@ def test_gated_mul(maker: Any, tolerance: float, activation: Any) -> None:
         {"a": (f32(a), LINEAR), "b": (f32(b), LINEAR)},
     )
     gate, up = x @ a.T.astype(np.float64), x @ b.T.astype(np.float64)
-    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-    shaped = gate / (1 + np.exp(-gate)) if activation == "silu" else 0.5 * gate * (1 + np.tanh(inner))
-    np.testing.assert_allclose(found, shaped * up, atol=2 * tolerance)
+    np.testing.assert_allclose(found, activated(gate, activation) * up, atol=2 * tolerance)
 
 
 def test_add_and_scale(maker: Any, tolerance: float) -> None:
@@ -112,7 +92,7 @@ def test_add_and_scale(maker: Any, tolerance: float) -> None:
 
 @pytest.mark.parametrize("rope_dim", [HEAD_DIM, HEAD_DIM // 2])
 def test_rope(maker: Any, tolerance: float, rope_dim: int) -> None:
-    found, x = computed(maker, lambda ops, x, w: ops.rope(x, ops.positions, 2), rope_dim=rope_dim)
+    found, x = computed(maker, lambda ops, x, w: ops.rope(x, ops.positions, 2, config(rope_dim=rope_dim).ropes[0]))
     np.testing.assert_allclose(found, turned(x, range(len(x)), rope_dim), atol=tolerance)
 
 
@@ -120,7 +100,7 @@ def turned(x: Doubles, positions: Any, rope_dim: int = HEAD_DIM) -> Doubles:
     """Each head of x [T, H * D]: pairs i, i + rope_dim / 2."""
     heads, half = x.reshape(len(x), -1, HEAD_DIM).copy(), rope_dim // 2
     for row, position in enumerate(positions):
-        for pair, frequency in enumerate(inverse_frequencies(config(rope_dim=rope_dim))):
+        for pair, frequency in enumerate(inverse_frequencies(config(rope_dim=rope_dim).ropes[0])):
             pairs = heads[row, :, pair] + 1j * heads[row, :, pair + half]
             result = pairs * np.exp(1j * position * float(frequency))
             heads[row, :, pair], heads[row, :, pair + half] = result.real, result.imag
@@ -137,14 +117,24 @@ def test_logits_are_capped_softly(maker: Any, tolerance: float) -> None:
     made.close()
 
 
+def test_a_cap_far_below_its_logits_is_what_they_become(maker: Any, tolerance: float) -> None:
+    """tanh(x) is 1, whatever e^(2 x) does in float32."""
+    made = bound(maker, np.float32(1000.0) * TABLE, lambda ops, x, w: x, soft_cap=1.0)
+    ids = tokens_of(9)
+    capped = np.tanh(1000.0 * np.pad(TABLE[ids].astype(np.float64), ((0, 0), (0, 1))))
+    wanted = capped - np.log(np.exp(capped).sum(-1, keepdims=True))
+    np.testing.assert_allclose(logprobs(made, [(Seq(ids, [0, 1, 2]), 9)]), wanted, atol=tolerance)
+    made.close()
+
+
 # The paged cache
 
 
 def attention(window: int | None, soft_cap: float | None) -> Call:
     def call(ops: Ops, x: Array, w: Mapping[str, Weight]) -> Array:
-        k, v = ops.rope(ops.linear(x, w["k"]), ops.positions, 1), ops.linear(x, w["v"])
+        k, v = ops.rope(ops.linear(x, w["k"]), ops.positions, 1, config().ropes[0]), ops.linear(x, w["v"])
         ops.write_kv(0, k, v)
-        q = ops.rope(ops.linear(x, w["q"]), ops.positions, 2)
+        q = ops.rope(ops.linear(x, w["q"]), ops.positions, 2, config().ropes[0])
         return ops.paged_attention(0, q, scale=0.3, window=window, soft_cap=soft_cap)
 
     return call

@@ -25,6 +25,7 @@ from octavo.kernels.base import (
     StepOutput,
     WeightBytes,
     WeightUse,
+    check_hidden_rows,
     refuse_states,
 )
 from octavo.kernels.cost import CostLedger
@@ -94,6 +95,11 @@ class NativeBackend(Backend):
 
     def pack(self, tensor: WeightTensor, uses: frozenset[WeightUse]) -> PackedWeight:
         """Vectors (norms, biases) as float32, matrices in panels of 16 rows (csrc/ops/types.h), values unchanged."""
+        if uses & {"experts", "adapter"}:
+            op = "expert_linear" if "experts" in uses else "adapter_linear"
+            raise ConfigError(
+                f"tensor {tensor.name} is for the op {op}, which the native backend does not have; use --backend torch"
+            )
         if uses <= {"norm", "bias"}:
             vector = _native.Vector(tensor.to_float32().reshape(-1))
             self._ledger.add(uses, num_bytes=4 * vector.size, macs=0)
@@ -163,15 +169,22 @@ class NativeBackend(Backend):
             mapping.madvise(mmap.MADV_DONTNEED)  # packed: the file's pages need not stay resident
         self._mapped.clear()
 
-    def run(self, step: ModelInput, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
+    def run(
+        self,
+        step: ModelInput,
+        draws: Sequence[DrawRule],
+        targets: Sequence[tuple[int, int]] = (),
+        hidden_rows: Sequence[int] = (),
+    ) -> StepOutput:
         """Raises ``ValueError`` naming the array if the step could lead a kernel out of bounds."""
         assert self._program is not None, "bind() comes first"
         assert self._kv is not None, "allocate_kv_cache() comes first"
         records, lists = self._packer.pack(draws)
         sizes = (step.num_tokens, step.num_rows, step.num_seqs, step.num_copies, step.num_groups)
         wanted = np.array(targets, np.int32) if targets else None
+        num_hidden = step.num_rows - len(draws) - len(targets) if hidden_rows else 0
         rows, forward_s, sample_s, gil_wait_s = self._program.run(
-            self._kv, step.ints, sizes, records, lists, wanted, self.notify_fd
+            self._kv, step.ints, sizes, records, lists, wanted, self.notify_fd, max(num_hidden, 0)
         )
         # without keywords: see hot_record
         tokens = [
@@ -184,6 +197,7 @@ class NativeBackend(Backend):
             forward_s=forward_s,
             sample_s=sample_s,
             gil_wait_s=gil_wait_s,
+            hidden=self._program.hidden(check_hidden_rows(step, hidden_rows)) if hidden_rows else None,
         )
 
     def scratch_bytes(self) -> int:

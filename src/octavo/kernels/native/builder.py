@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo import _native
-from octavo.core.model_config import ModelConfig
+from octavo.core.model_config import ModelConfig, RopeTable
 from octavo.kernels.base import Model
 from octavo.kernels.native.fusion import Item, Part, Quantise, Region, fuse
 from octavo.kernels.native.recorder import Domain, Node, Recorder, Symbol
-from octavo.kernels.reference.rope import inverse_frequencies
+from octavo.kernels.reference.rope import attention_factor, inverse_frequencies
 
 RowOp = _native.RowOp
 _DOMAINS = {"tokens": _native.Domain.TOKENS, "rows": _native.Domain.ROWS}
-_GATES = {"silu": _native.Gate.SILU, "gelu": _native.Gate.GELU}
+_GATES = {"silu": _native.Gate.SILU, "gelu": _native.Gate.GELU, "gelu_erf": _native.Gate.GELU_ERF}
 _Key = tuple[Domain, int, bool]  # domain, width, quantised
 
 
@@ -68,10 +68,9 @@ class ProgramBuilder:
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
-            config.rope_dim,
-            inverse_frequencies(config).tolist(),
         )
         self._buffers = BufferPlan(self.program)
+        self._rotations: dict[RopeTable, int] = {}
 
     def build(self, model: Model, *, max_tokens: int, max_seqs: int) -> BuiltProgram:
         """Record hidden and head once. Raises ``ConfigError`` if the model's arrays do not fit each other."""
@@ -135,10 +134,18 @@ class ProgramBuilder:
             case "embedding":
                 p.row_op(RowOp.EMBEDDING, section, domain, table=params["table"], out=out)
             case "rms_norm":
-                weight, eps = params["weight"], params["eps"]
-                p.row_op(RowOp.RMS_NORM, section, domain, a=inputs[0], weight=weight, value=eps, out=out)
+                weight, eps, heads = params["weight"], params["eps"], params["num_heads"]
+                p.row_op(RowOp.RMS_NORM, section, domain, a=inputs[0], weight=weight, value=eps, count=heads, out=out)
+            case "layer_norm":
+                gains = {"weight": params["weight"], "bias": params["bias"], "value": params["eps"]}
+                p.row_op(RowOp.LAYER_NORM, section, domain, a=inputs[0], **gains, out=out)
             case "rope":
-                p.row_op(RowOp.ROPE, section, domain, a=inputs[0], count=params["num_heads"], out=out)
+                rotation, heads = self._rotation(params["table"]), params["num_heads"]
+                p.row_op(RowOp.ROPE, section, domain, a=inputs[0], count=heads, rotation=rotation, out=out)
+            case "scale_by_position":
+                scale = params["scale"]
+                steps = {"value": scale.beta, "count": scale.length, "shift": scale.shift}
+                p.row_op(RowOp.SCALE_BY_POSITION, section, domain, a=inputs[0], **steps, out=out)
             case "attention":
                 quantised_out = self._buffers.place(node.output, quantised=True) if params["quantised"] else -1
                 options = (params["scale"], params["window"], params["soft_cap"])
@@ -146,6 +153,9 @@ class ProgramBuilder:
             case "gated_mul":
                 gate = _GATES[params["activation"]]
                 p.row_op(RowOp.GATED_MUL, section, domain, a=inputs[0], b=inputs[1], gate=gate, out=out)
+            case "activation":
+                gate = _GATES[params["activation"]]
+                p.row_op(RowOp.ACTIVATION, section, domain, a=inputs[0], gate=gate, out=out)
             case "add":
                 p.row_op(RowOp.ADD, section, domain, a=inputs[0], b=inputs[1], out=out)
             case "scale":
@@ -156,6 +166,13 @@ class ProgramBuilder:
                 p.row_op(RowOp.SOFT_CAP, section, domain, a=inputs[0], value=params["cap"], out=out)
             case _:
                 raise AssertionError(node.op)
+
+    def _rotation(self, table: RopeTable) -> int:
+        """The program's number for the rotations of a table, which all its layers share."""
+        if table not in self._rotations:
+            frequencies = inverse_frequencies(table).tolist()
+            self._rotations[table] = self.program.rotation(frequencies, attention_factor(table))
+        return self._rotations[table]
 
 
 class BuiltProgram:

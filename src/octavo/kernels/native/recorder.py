@@ -7,11 +7,12 @@ may be reordered freely as long as inputs come first; ``fusion.py`` makes use of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from octavo import _native
 from octavo.core.errors import ConfigError
-from octavo.kernels.base import Activation
+from octavo.core.model_config import RopeTable
+from octavo.kernels.base import Activation, PositionScale, RoutingRule
 
 Domain = Literal["tokens", "rows"]
 
@@ -65,9 +66,14 @@ class Recorder:
             raise ConfigError("embedding takes the step's token_ids")
         return self._add("embedding", (), "tokens", table.shape[1], table=table)
 
-    def rms_norm(self, x: Symbol, weight: _native.Vector, eps: float) -> Symbol:
-        _check_width("rms_norm's weight", weight.size, x.width)
-        return self._add("rms_norm", (x,), x.domain, x.width, weight=weight, eps=eps)
+    def rms_norm(self, x: Symbol, weight: _native.Vector, eps: float, num_heads: int = 1) -> Symbol:
+        _check_width("rms_norm's input", x.width, num_heads * weight.size)
+        return self._add("rms_norm", (x,), x.domain, x.width, weight=weight, eps=eps, num_heads=num_heads)
+
+    def layer_norm(self, x: Symbol, weight: _native.Vector, bias: _native.Vector | None, eps: float) -> Symbol:
+        for vector in (weight, bias):
+            _check_width("layer_norm's weight or bias", x.width if vector is None else vector.size, x.width)
+        return self._add("layer_norm", (x,), x.domain, x.width, weight=weight, bias=bias, eps=eps)
 
     def linear(self, x: Symbol, weight: _native.PackedMatrix, bias: _native.Vector | None = None) -> Symbol:
         rows, columns = weight.shape
@@ -77,11 +83,14 @@ class Recorder:
         reads_quantised = weight.reads_quantised(self._context)
         return self._add("linear", (x,), x.domain, rows, weight=weight, bias=bias, reads_quantised=reads_quantised)
 
-    def rope(self, x: Symbol, positions: StepInts, num_heads: int) -> Symbol:
-        if positions != self.positions:
-            raise ConfigError("rope takes the step's positions")
+    def rope(self, x: Symbol, positions: StepInts, num_heads: int, table: RopeTable) -> Symbol:
+        self._check_positions("rope", x, positions)
         _check_width("rope's input", x.width, num_heads * self._head_dim)
-        return self._add("rope", (x,), x.domain, x.width, num_heads=num_heads)
+        return self._add("rope", (x,), x.domain, x.width, num_heads=num_heads, table=table)
+
+    def scale_by_position(self, x: Symbol, positions: StepInts, scale: PositionScale) -> Symbol:
+        self._check_positions("scale_by_position", x, positions)
+        return self._add("scale_by_position", (x,), x.domain, x.width, scale=scale)
 
     def write_kv(self, layer: int, k: Symbol, v: Symbol) -> None:
         for x in (k, v):
@@ -99,6 +108,9 @@ class Recorder:
         _check_width("gated_mul's up", up.width, gate.width)
         return self._add("gated_mul", (gate, up), gate.domain, gate.width, activation=activation)
 
+    def activation(self, x: Symbol, activation: Activation) -> Symbol:
+        return self._add("activation", (x,), x.domain, x.width, activation=activation)
+
     def add(self, a: Symbol, b: Symbol) -> Symbol:
         _check_width("add's second array", b.width, a.width)
         return self._add("add", (a, b), a.domain, a.width)
@@ -115,10 +127,30 @@ class Recorder:
         product = self.linear(x, head)
         return product if soft_cap is None else self._add("soft_cap", (product,), x.domain, product.width, cap=soft_cap)
 
+    def route(self, logits: Symbol, rule: RoutingRule, correction: _native.Vector | None = None) -> NoReturn:
+        _refuse("route")
+
+    def expert_linear(self, x: Symbol, weight: Any, routing: Any, bias: Any = None) -> NoReturn:
+        _refuse("expert_linear")
+
+    def combine(self, x: Symbol, routing: Any) -> NoReturn:
+        _refuse("combine")
+
+    def adapter_linear(self, y: Symbol, x: Symbol, a: Any, b: Any, adapter_rows: Any) -> NoReturn:
+        _refuse("adapter_linear")
+
+    def _check_positions(self, op: str, x: Symbol, positions: StepInts) -> None:
+        if positions != self.positions or x.domain != "tokens":
+            raise ConfigError(f"{op} takes the step's positions and an array with a row per token")
+
     def _add(self, op: str, inputs: tuple[Symbol, ...], domain: Domain, width: int, **params: Any) -> Symbol:
         output = self.symbol(domain, width)
         self.nodes.append(Node(op, inputs, output, params))
         return output
+
+
+def _refuse(op: str) -> NoReturn:
+    raise ConfigError(f"the native backend does not have the op {op}, which this model needs; use --backend torch")
 
 
 def _check_width(what: str, width: int, wanted: int) -> None:

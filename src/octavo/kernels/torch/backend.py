@@ -23,11 +23,12 @@ from octavo.kernels.base import (
     StepOutput,
     WeightBytes,
     WeightUse,
+    check_hidden_rows,
     refuse_states,
 )
 from octavo.kernels.cost import CostLedger
 from octavo.kernels.torch.attention import MAX_GATHER_ROWS
-from octavo.kernels.torch.ops import Planes, RotationTable, TorchOps, layer_planes
+from octavo.kernels.torch.ops import Planes, Rotations, TorchOps, layer_planes
 from octavo.kernels.torch.sampling import row_logprobs, sample
 from octavo.weights.dequantise import Encoding, encoded_bytes
 from octavo.weights.tensor import WeightTensor
@@ -63,7 +64,7 @@ class TorchBackend(Backend):
         self.threads = torch.get_num_threads()
         self._dtype = DTYPES[self.dtype]
         self._config = config
-        self._rotations = RotationTable(config, self.device)
+        self._rotations: Rotations = {}
         self._layout: KVCacheLayout | None = None
         self._ledger = CostLedger()
         self._kv_caches: list[torch.Tensor] = []
@@ -123,12 +124,20 @@ class TorchBackend(Backend):
         return torch.cuda.mem_get_info()[0] if self.device == "cuda" else None
 
     @torch.inference_mode()
-    def run(self, step: ModelInput, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()) -> StepOutput:
+    def run(
+        self,
+        step: ModelInput,
+        draws: Sequence[DrawRule],
+        targets: Sequence[tuple[int, int]] = (),
+        hidden_rows: Sequence[int] = (),
+    ) -> StepOutput:
         assert self._model is not None, "bind() comes first"
         assert self._layout is not None, "allocate_kv_cache() comes first"
         assert step.num_tokens <= self._max_tokens
         assert step.num_seqs <= self._max_seqs
-        assert step.num_rows == len(draws) + len(targets)
+        num_logits = len(draws) + len(targets)
+        assert step.num_rows == num_logits or (hidden_rows and step.num_rows > num_logits)
+        check_hidden_rows(step, hidden_rows)
         started = time.perf_counter()
         if self.notify_fd >= 0:
             with suppress(BlockingIOError):  # full: whoever reads has been told already
@@ -142,12 +151,13 @@ class TorchBackend(Backend):
         positions = (step.positions[step.logit_rows] + 1).tolist()
         placed = [Draw.at(rule, position) for rule, position in zip(draws, positions, strict=False)]
         tokens = sample(logits, placed) if logits is not None else []
-        logprobs = self._target_logprobs(ops, hidden[len(draws) :], targets)
+        logprobs = self._target_logprobs(ops, hidden[len(draws) : num_logits], targets)
         return StepOutput(
             tokens=tokens,
             row_logprobs=logprobs,
             forward_s=forward_done - started,
             sample_s=time.perf_counter() - forward_done,
+            hidden=hidden[list(hidden_rows)].float().cpu().numpy() if hidden_rows else None,
         )
 
     def model_cost(self) -> ModelCost:

@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.cache_group import CacheGroup
-from octavo.core.model_config import ModelConfig
-from octavo.kernels.base import Activation, KVCacheLayout, ModelInput
+from octavo.core.model_config import RopeTable
+from octavo.kernels.base import Activation, KVCacheLayout, ModelInput, PositionScale
 from octavo.kernels.reference.rope import rotation_table
 from octavo.kernels.torch.attention import Group, attend, plan_groups
+from octavo.kernels.torch.experts import ExpertOps
 
 HEAD_SLICE = 16384  # vocabulary rows of a half-precision head that are widened to float32 at a time
 
@@ -35,27 +36,30 @@ def layer_planes(kv_caches: Sequence[torch.Tensor], groups: Sequence[CacheGroup]
 class RotationTable:
     """cos and sin by position on the device, grown by doubling as positions are met."""
 
-    def __init__(self, config: ModelConfig, device: str) -> None:
-        self._config, self._device = config, device
+    def __init__(self, table: RopeTable, device: str) -> None:
+        self._table, self._device = table, device
         self._cos = self._sin = torch.empty(0)
 
     def rows(self, positions: torch.Tensor, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [T, 1, rope_dim] of ``positions`` [T], all below num_positions; sin is negated in the first half.
+        """cos and sin [T, 1, dim] of ``positions`` [T], all below num_positions; sin is negated in the first half.
 
         x * cos + swap_halves(x) * sin is then the rotation.
         """
         if num_positions > len(self._cos):
-            cos, sin = rotation_table(self._config, max(num_positions, 2 * len(self._cos), 1024))
+            cos, sin = rotation_table(self._table, max(num_positions, 2 * len(self._cos), 1024))
             self._cos = torch.from_numpy(np.concatenate([cos, cos], axis=1)).to(self._device)
             self._sin = torch.from_numpy(np.concatenate([-sin, sin], axis=1)).to(self._device)
         return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
 
 
-class TorchOps:
+Rotations = dict[RopeTable, RotationTable]
+
+
+class TorchOps(ExpertOps):
     """``kernels.base.Ops`` on torch tensors: activations in the backend's dtype, norms and attention in float32."""
 
     def __init__(
-        self, step: ModelInput, planes: Planes, layout: KVCacheLayout, rotations: RotationTable, device: str
+        self, step: ModelInput, planes: Planes, layout: KVCacheLayout, rotations: Rotations, device: str
     ) -> None:
         self.token_ids = self._to(step.token_ids, device)
         self.positions = self._to(step.positions, device)
@@ -66,8 +70,8 @@ class TorchOps:
         self._written = None if len(written) == step.num_tokens else self._to(written, device)
         self._slots = [self._to(slots[written].astype(np.int64), device) for slots in step.slot_mapping]
         self._groups: dict[tuple[int, int | None], list[Group]] = {}
-        num_positions = int(step.positions.max(initial=0)) + 1
-        self._cos, self._sin = rotations.rows(self.positions, num_positions)
+        self._rotations = rotations
+        self._rotation_rows: dict[RopeTable, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @staticmethod
     def _to(array: NDArray[np.int32] | NDArray[np.int64], device: str) -> torch.Tensor:
@@ -76,24 +80,41 @@ class TorchOps:
     def embedding(self, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         return table.index_select(0, token_ids)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        wide = x.float()
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, num_heads: int = 1) -> torch.Tensor:
+        wide = x.float().view(len(x), num_heads, -1)
         mean_square = (wide * wide).mean(dim=-1, keepdim=True)
-        return (wide * torch.rsqrt(mean_square + eps) * weight).to(x.dtype)
+        return (wide * torch.rsqrt(mean_square + eps) * weight).view_as(x).to(x.dtype)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        wide = x.float()
+        wide = wide - wide.mean(dim=-1, keepdim=True)
+        normal = wide * torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + eps) * weight
+        return (normal if bias is None else normal + bias).to(x.dtype)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
-    def rope(self, x: torch.Tensor, positions: torch.Tensor, num_heads: int) -> torch.Tensor:
-        """The rotation of the step's positions, gathered once for all layers; arithmetic in float32."""
+    def rope(self, x: torch.Tensor, positions: torch.Tensor, num_heads: int, table: RopeTable) -> torch.Tensor:
+        """The rotation of the step's positions, gathered once for all layers of a table; arithmetic in float32."""
         assert positions is self.positions, "rope rotates by the step's positions"
         heads = x.view(x.shape[0], num_heads, -1)
-        rope_dim = self._cos.shape[-1]
-        rotated = heads[..., :rope_dim].float()
-        rotated = (rotated * self._cos).addcmul_(rotated.roll(rope_dim // 2, -1), self._sin).to(x.dtype)
-        if rope_dim < heads.shape[-1]:
-            rotated = torch.cat([rotated, heads[..., rope_dim:]], dim=-1)
+        cos, sin = self._rotation(table)
+        rotated = heads[..., : table.dim].float()
+        rotated = (rotated * cos).addcmul_(rotated.roll(table.dim // 2, -1), sin).to(x.dtype)
+        if table.dim < heads.shape[-1]:
+            rotated = torch.cat([rotated, heads[..., table.dim :]], dim=-1)
         return rotated.view_as(x)
+
+    def _rotation(self, table: RopeTable) -> tuple[torch.Tensor, torch.Tensor]:
+        if table not in self._rotation_rows:
+            rotation = self._rotations.setdefault(table, RotationTable(table, self._device))
+            num_positions = int(self._step.positions.max(initial=0)) + 1
+            self._rotation_rows[table] = rotation.rows(self.positions, num_positions)
+        return self._rotation_rows[table]
+
+    def scale_by_position(self, x: torch.Tensor, positions: torch.Tensor, scale: PositionScale) -> torch.Tensor:
+        steps = torch.div(positions + scale.shift, scale.length, rounding_mode="floor").float()
+        return (x.float() * (1.0 + scale.beta * (1.0 + steps).log()).unsqueeze(1)).to(x.dtype)
 
     def write_kv(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         for cache, rows in zip(self._planes[layer], (k, v), strict=True):
@@ -126,9 +147,12 @@ class TorchOps:
         return out
 
     def gated_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return self.activation(gate, activation).mul_(up)
+
+    def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         if activation == "silu":
-            return torch.nn.functional.silu(gate).mul_(up)
-        return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
+            return torch.nn.functional.silu(x)
+        return torch.nn.functional.gelu(x, approximate="tanh" if activation == "gelu" else "none")
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + b
