@@ -79,8 +79,8 @@ class Clock:
         self.now += duration
 
     def prefilling(self, request_id: str) -> bool:
-        view = next(view for view in self.scheduler.sequences() if view.request_id == request_id)
-        return view.num_computed_tokens < view.prompt_len
+        seq = next(seq for seq in self.scheduler.sequences() if seq.request_id == request_id)
+        return seq.num_computed < seq.prompt_len
 
     def run_prompt(self, request_id: str, prompt_len: int) -> list[tuple[float, float, int]]:
         """A long prompt arrives amid what runs -> the steps of its prefill."""

@@ -29,7 +29,7 @@ from octavo.scheduler.chunk_sizer import (
 from octavo.scheduler.cost_model import StepLoad
 from octavo.scheduler.draft import DECODE, Draft, OpenStep
 from octavo.scheduler.policy import FcfsPolicy, QueuePolicy, make_policy
-from octavo.scheduler.sequence import Sequence, SequenceView
+from octavo.scheduler.sequence import Sequence
 
 
 class Scheduler:
@@ -102,9 +102,9 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    def sequences(self) -> tuple[SequenceView, ...]:
-        """Every unfinished sequence, in order of arrival."""
-        return tuple(SequenceView.of(seq) for seq in self._sequences.values())
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Every unfinished sequence, in order of arrival: to look at between two steps."""
+        return tuple(self._sequences.values())
 
     def add(self, request: Request) -> None:
         """Queue a request. One that no pool state could ever satisfy ends with the next plan (``StepPlan.failed``)."""

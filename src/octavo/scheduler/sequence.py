@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from octavo.core.plan import ChunkReason, DrawFailure, DrawRule, FinishReason, ScheduledChunk, WantedLogprobs
@@ -156,33 +156,4 @@ class Sequence:
             history=self.tokens if self.sampling.needs_history else (),
             prompt_len=self.prompt_len,
             banned_token_ids=banned,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceView:
-    """A sequence as it stands between two steps, for debugging."""
-
-    request_id: str
-    state: SequenceState
-    client: str
-    num_tokens: int
-    prompt_len: int
-    num_computed_tokens: int
-    num_blocks: int
-    cached_tokens: int
-    num_preemptions: int
-
-    @classmethod
-    def of(cls, seq: Sequence) -> SequenceView:
-        return cls(
-            request_id=seq.request_id,
-            state=seq.state,
-            client=seq.request.client,
-            num_tokens=seq.num_tokens,
-            prompt_len=seq.prompt_len,
-            num_computed_tokens=seq.num_computed,
-            num_blocks=len(seq.table) if seq.table is not None else 0,
-            cached_tokens=seq.cached_tokens or 0,
-            num_preemptions=seq.num_preemptions,
         )
