@@ -19,16 +19,4 @@ def take_stats(engine: Engine) -> StatsSnapshot:
 def take_lifecycle(engine: Engine, request_id: str) -> LifecycleSnapshot | None:
     """On the engine thread; None if the request is not known (any more)."""
     trace = engine.tracer.request(request_id)
-    if trace is None:
-        return None
-    num_tokens = trace.num_output_tokens
-    return LifecycleSnapshot(
-        request_id=request_id,
-        client=trace.client,
-        trace=trace.snapshot(),
-        num_prompt_tokens=trace.num_prompt_tokens,
-        cached_tokens=trace.cached_tokens,
-        num_output_tokens=num_tokens,
-        timings=trace.timings(engine.clock(), num_tokens),
-        has_ended=trace.ended_s is not None,
-    )
+    return None if trace is None else LifecycleSnapshot.of(trace, engine.clock())

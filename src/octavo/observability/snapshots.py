@@ -12,7 +12,7 @@ from typing import Any
 from octavo.core.output import Timings
 from octavo.memory.kv_cache_manager import CacheStats
 from octavo.observability.metrics import MetricsSnapshot
-from octavo.observability.trace import StepRecord, TraceSnapshot
+from octavo.observability.trace import RequestTrace, StepRecord, TraceSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,20 @@ class LifecycleSnapshot:
     num_output_tokens: int
     timings: Timings
     has_ended: bool
+
+    @classmethod
+    def of(cls, trace: RequestTrace, now: float) -> LifecycleSnapshot:
+        num_tokens = trace.num_output_tokens
+        return cls(
+            request_id=trace.request_id,
+            client=trace.client,
+            trace=trace.snapshot(),
+            num_prompt_tokens=trace.num_prompt_tokens,
+            cached_tokens=trace.cached_tokens,
+            num_output_tokens=num_tokens,
+            timings=trace.timings(now, num_tokens),
+            has_ended=trace.ended_s is not None,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Its events and what they add up to."""

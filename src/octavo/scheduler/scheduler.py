@@ -19,13 +19,7 @@ from octavo.core.plan import (
 from octavo.core.request import Request
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.scheduler.admission import AdmissionControl
-from octavo.scheduler.chunk_sizer import (
-    AdaptiveChunkSizer,
-    ChunkSizer,
-    FixedChunkSizer,
-    StepBudget,
-    StepSituation,
-)
+from octavo.scheduler.chunk_sizer import ChunkSizer, FixedChunkSizer, StepBudget, StepSituation, make_sizer
 from octavo.scheduler.cost_model import StepLoad
 from octavo.scheduler.draft import DECODE, Draft, OpenStep
 from octavo.scheduler.policy import FcfsPolicy, QueuePolicy, make_policy
@@ -72,16 +66,10 @@ class Scheduler:
     @classmethod
     def from_config(cls, config: EngineConfig, *, num_blocks: int, max_model_len: int) -> Scheduler:
         """The scheduler that ``config`` wishes for, over a pool of ``num_blocks`` blocks."""
-        target_s = None if config.target_itl_ms is None else config.target_itl_ms / 1000.0
-        sizer: ChunkSizer
-        if config.chunking == "fixed":
-            sizer = FixedChunkSizer(config.chunk_size)
-        else:
-            sizer = AdaptiveChunkSizer(config.block_size, target_s)
         return cls(
             KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching),
             policy=make_policy(config.policy, aging_s=config.aging_s, quantum=config.block_size),
-            sizer=sizer,
+            sizer=make_sizer(config),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=max_model_len,
