@@ -8,7 +8,7 @@ a dropped copy or a write into somebody else's block changes the tokens.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence as AnySequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -18,6 +18,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.scheduler.chunk_sizer import ChunkSizer, FixedChunkSizer, StepBudget, StepSituation
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence
 
 VOCAB = 7  # small, so that unrelated sequences often agree for a while
 
@@ -32,14 +33,14 @@ def salt_number(salt: bytes) -> int:
     return int.from_bytes(salt, "little")
 
 
-def drawn_token(context: Sequence[int], stream: int, banned: Sequence[int]) -> int:
+def drawn_token(context: AnySequence[int], stream: int, banned: AnySequence[int]) -> int:
     """The next token: a function of every slot of the context and of the request's random stream."""
     number = hash((tuple(context), stream))
     allowed = [token for token in range(VOCAB) if token not in banned]
     return allowed[mix64(number & 0xFFFFFFFFFFFFFFFF) % len(allowed)]
 
 
-def prompt_logprob(context: Sequence[int], token: int) -> SampledToken:
+def prompt_logprob(context: AnySequence[int], token: int) -> SampledToken:
     return SampledToken(token_id=token, logprob=-(hash((tuple(context), token)) % 1000) / 100)
 
 
@@ -93,7 +94,7 @@ class ModelFreeRunner:
         for block in self.manager._pool._free:
             self.blocks[block][:] = self.junk[block]
 
-    def execute(self, plan: StepPlan, *, failed: Sequence[int] = (), crash: bool = False) -> StepResult:
+    def execute(self, plan: StepPlan, *, failed: AnySequence[int] = (), crash: bool = False) -> StepResult:
         copies = list(plan.block_copies)
         assert not {src for src, _, _ in copies} & {dst for _, dst, _ in copies}, "copies depend on their order"
         self.rng.shuffle(copies)
@@ -102,15 +103,16 @@ class ModelFreeRunner:
             self.blocks[dst] = self.blocks[src][:num_tokens] + self.junk[dst][num_tokens:]
         self.check_writers(plan)
         broken = range(len(plan.chunks)) if crash else failed
+        # a chunk with several draws fails at any of them
+        cut = {i: self.rng.randrange(n) if (n := len(plan.chunks[i].drawing)) > 1 else 0 for i in broken}
         for i, chunk in enumerate(plan.chunks):
-            self.write(chunk, broken=i in broken)
+            self.write(chunk, broken_from=cut.get(i))
         if crash:
             raise StepCrash
-        outcomes = [self.read(chunk) for chunk in plan.chunks]
         return StepResult(
             step_id=plan.step_id,
-            tokens=tuple(None if i in failed else token for i, (token, _) in enumerate(outcomes)),
-            prompt_logprobs=tuple(logprobs for _, logprobs in outcomes),
+            tokens=tuple(self.draw(chunk)[: cut.get(i)] for i, chunk in enumerate(plan.chunks)),
+            prompt_logprobs=tuple(map(self.prompt_logprobs, plan.chunks)),
             failed=dict.fromkeys(failed, "not_finite"),
             forward_s=0.01 + 0.001 * sum(len(chunk.token_ids) for chunk in plan.chunks),
         )
@@ -123,29 +125,58 @@ class ModelFreeRunner:
             for j, table in enumerate(tables):
                 assert i == j or not blocks & set(table), f"{blocks & set(table)} written by one, seen by another"
 
-    def write(self, chunk: ScheduledChunk, *, broken: bool) -> None:
+    def write(self, chunk: ScheduledChunk, *, broken_from: int | None = None) -> None:
+        """broken_from: junk from that token of the chunk on."""
         number = salt_number(self.salts[chunk.request_id])
         if chunk.start:
             block, offset = divmod(chunk.start - 1, self.size)
             number = self.blocks[chunk.block_ids[block]][offset]
         for position, token in enumerate(chunk.token_ids, chunk.start):
+            broken = broken_from is not None and position >= chunk.start + broken_from
             number = self.rng.getrandbits(60) if broken else kv_number(number, token, position)
             block, offset = divmod(position, self.size)
             self.blocks[chunk.block_ids[block]][offset] = number
 
-    def read(self, chunk: ScheduledChunk) -> tuple[SampledToken | None, tuple[SampledToken, ...]]:
+    def context(self, chunk: ScheduledChunk) -> list[int]:
         context = [number for block in chunk.block_ids for number in self.blocks[block]][: chunk.end]
         assert len(context) == chunk.end, "the block table does not cover the chunk"
-        logprobs: tuple[SampledToken, ...] = ()
-        if (wanted := chunk.want_logprobs) is not None:
-            logprobs = tuple(
-                prompt_logprob(context[:p], token) for p, token in zip(wanted.positions, wanted.token_ids, strict=True)
-            )
-        if chunk.draw is None:
-            return None, logprobs
-        return SampledToken(
-            token_id=drawn_token(context, chunk.draw.random_stream, chunk.draw.banned_token_ids)
-        ), logprobs
+        return context
+
+    def draw(self, chunk: ScheduledChunk) -> tuple[SampledToken, ...]:
+        """Each draw sees the slots up to its own, and the rule of its position."""
+        context, drawn = self.context(chunk), []
+        for position in chunk.drawing:
+            rule = chunk.draw.for_position(position + 1)  # type: ignore[union-attr]
+            seen = context[: position + 1]
+            drawn.append(SampledToken(token_id=drawn_token(seen, rule.random_stream, rule.banned_token_ids)))
+        return tuple(drawn)
+
+    def prompt_logprobs(self, chunk: ScheduledChunk) -> tuple[SampledToken, ...]:
+        if (wanted := chunk.want_logprobs) is None:
+            return ()
+        context = self.context(chunk)
+        return tuple(
+            prompt_logprob(context[:p], token) for p, token in zip(wanted.positions, wanted.token_ids, strict=True)
+        )
+
+
+class Guesser:
+    """Guesses right, wrong, half right, too much or nothing."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.truth: dict[str, list[int]] = {}
+
+    def propose(self, seq: Sequence, most: int) -> list[int]:
+        if seq.request_id not in self.truth:
+            self.truth[seq.request_id] = compute_alone(seq.request).tokens
+        right = self.truth[seq.request_id][seq.num_output :]
+        wrong = [self.rng.randrange(VOCAB) for _ in range(most + 2)]
+        kind = self.rng.choice(("right", "right", "wrong", "half", "none"))
+        if kind == "half":
+            cut = self.rng.randint(0, len(right))
+            return right[:cut] + wrong
+        return {"right": right + wrong, "wrong": wrong, "none": []}[kind][: self.rng.choice((1, 2, most, most + 2))]
 
 
 class RandomChunkSizer(ChunkSizer):

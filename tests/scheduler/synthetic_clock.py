@@ -72,7 +72,7 @@ class Clock:
                 self.reasons.append(chunk.reason)
         noise = self.rng.uniform(1 - self.noise, 1 + self.noise)
         duration = seconds(self.costs, load) * self.speed(self.now) * noise
-        tokens = tuple(TOKEN if chunk.draw else None for chunk in plan.chunks)
+        tokens = tuple((TOKEN,) if chunk.draw else () for chunk in plan.chunks)
         self.scheduler.apply(plan, StepResult(step_id=plan.step_id, tokens=tokens, forward_s=duration))
         self.steps.append((self.now, duration, prefill))
         self.decodes.append(decodes)

@@ -67,7 +67,7 @@ def test_a_chunk_carries_what_its_draw_needs() -> None:
     assert second.draw.prompt_len == 6
     assert second.draw.banned_token_ids == (900, 901)
     assert third.draw is second.draw
-    assert fourth.draw == replace(second.draw, banned_token_ids=())
+    assert fourth.draw == replace(second.draw, banned_token_ids=(), later=None)
     assert (second.start, second.end, len(second.block_ids)) == (4, 6, 2)
 
 
@@ -237,7 +237,7 @@ class Script(ModelFreeRunner):
 
     def execute(self, plan: StepPlan, **_: object) -> StepResult:  # type: ignore[override]
         token = SampledToken(token_id=self.token)
-        return StepResult(step_id=plan.step_id, tokens=tuple(token if c.draw else None for c in plan.chunks))
+        return StepResult(step_id=plan.step_id, tokens=tuple((token,) if c.draw else () for c in plan.chunks))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from octavo.core.plan import (
     DrawFailure,
     FinishReason,
     SampledToken,
-    ScheduledChunk,
     StepPlan,
     StepResult,
     TokenEvent,
@@ -24,6 +23,7 @@ from octavo.scheduler.cost_model import StepLoad
 from octavo.scheduler.draft import DECODE, Draft, OpenStep
 from octavo.scheduler.policy import FcfsPolicy, QueuePolicy, make_policy
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.speculation import Drafter, place_drafts
 
 
 class Scheduler:
@@ -53,6 +53,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_prefill_wait_s = max_prefill_wait_s
+        self.drafter: Drafter | None = None
         self._sequences: dict[str, Sequence] = {}
         self._groups: dict[str, list[Sequence]] = {}  # forks of one prompt, in order of arrival
         self._running: list[Sequence] = []  # sorted by rank: the policy's order
@@ -150,10 +151,12 @@ class Scheduler:
             self._place_prefills(draft, budget)
             if not draft.preempted:  # else there is no room, and the victim would be the first to return
                 self._admission.admit(draft, budget)
+        if self.drafter is not None:
+            place_drafts(self.drafter, draft, self.manager, self._max_num_batched_tokens)
         load = _load_of(draft.placed)
         prefill_tokens = 0 if budget is None else budget.spent
         placed = list(draft.placed.items())
-        if prefill_tokens:
+        if prefill_tokens or self.drafter is not None:
             placed.sort(key=lambda item: item[1][0] > 1)
         sequences, chunks = [], []
         for seq, (num_tokens, reason) in placed:
@@ -183,12 +186,21 @@ class Scheduler:
         """
         step, events = self._close(plan)
         failed = result.failed
-        for i, (seq, chunk, token) in enumerate(zip(step.sequences, plan.chunks, result.tokens, strict=True)):
+        for i, (seq, chunk, tokens) in enumerate(zip(step.sequences, plan.chunks, result.tokens, strict=True)):
+            if seq.num_drafted:
+                taken, next_failed = self._advance_drafted(seq, tokens)
+                events += taken
+                if not next_failed:
+                    continue
+                assert i in failed, f"the runner left out a draw of {seq.request_id!r} and did not call it failed"
             if failed and i in failed:
-                events.append(self._fail(seq.request_id, seq.why_no_token(failed[i]), failed[i]))
+                why = seq.why_no_token(failed[i], result.errors.get(i))
+                events.append(self._fail(seq.request_id, why, failed[i]))
                 continue
-            logprobs = () if chunk.want_logprobs is None else result.prompt_logprobs[i]
-            event = self._advance(seq, chunk, token, logprobs)
+            logprobs: tuple[SampledToken, ...] = ()
+            if chunk.want_logprobs is not None:
+                logprobs, seq.next_prompt_logprob = result.prompt_logprobs[i], chunk.want_logprobs.positions.stop
+            event = self._advance(seq, len(chunk.token_ids), tokens[0] if tokens else None, logprobs)
             if event is not None:
                 events.append(event)
         self.manager.end_step()
@@ -301,22 +313,34 @@ class Scheduler:
 
     # Applying
 
+    def _advance_drafted(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> tuple[list[TokenEvent], bool]:
+        """A chunk with drafted tokens has run -> what its draws mean, and whether the next to count is one that failed.
+
+        Each draw is a step of its own: it counts if the sequence goes on and all drafted tokens before it were drawn.
+        """
+        drafted, events = seq.take_back(), list[TokenEvent]()
+        for token, guess in zip(tokens, [*drafted, None], strict=False):
+            event = self._advance(seq, 1, token, ())
+            assert event is not None
+            events.append(event)
+            if event.finish_reason is not None or token.token_id != guess:
+                return events, False
+        return events, True
+
     def _advance(
-        self, seq: Sequence, chunk: ScheduledChunk, token: SampledToken | None, logprobs: tuple[SampledToken, ...]
+        self, seq: Sequence, num_tokens: int, token: SampledToken | None, logprobs: tuple[SampledToken, ...]
     ) -> TokenEvent | None:
-        """One chunk has run."""
+        """So many positions have run, and the last one's draw, if the next token was not known, gave ``token``."""
         start = seq.num_computed
-        end = seq.num_computed = start + len(chunk.token_ids)
+        end = seq.num_computed = start + num_tokens
         size = self.manager.block_size
         if end // size > start // size:
             assert seq.table is not None
             self.manager.commit(seq.table, seq.tokens, end)
-        if chunk.want_logprobs is not None:
-            seq.next_prompt_logprob = chunk.want_logprobs.positions.stop
         if end < len(seq.tokens):
-            return TokenEvent(request_id=chunk.request_id, prompt_logprobs=logprobs) if logprobs else None
+            return TokenEvent(request_id=seq.request_id, prompt_logprobs=logprobs) if logprobs else None
         if seq.draws:
-            assert token is not None, f"the runner drew no token for {chunk.request_id!r} and did not call it failed"
+            assert token is not None, f"the runner drew no token for {seq.request_id!r} and did not call it failed"
             finish_reason, stop_reason = seq.append(token.token_id)
             self._policy.drew(seq)
         else:
