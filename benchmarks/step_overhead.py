@@ -33,8 +33,8 @@ from octavo.cli.distributions import distribution
 from octavo.cli.report import config_facts, host_facts, save
 from octavo.core.config import EngineConfig, ServerConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.inspection import step_dict
 from octavo.engine.load import load_engine
+from octavo.observability.snapshots import step_dict
 
 CONTEXT, PROMPT = 256, 64
 TIMEOUT_S = 600.0

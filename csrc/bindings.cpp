@@ -151,10 +151,11 @@ class BoundProgram {
     }
     // ints, sizes: those of a Step. lists: bias ids, allowed, forbidden, history, breakers (int32) and bias values
     // (float32), or nothing at all. targets: None for none. notify_fd gets a byte once the GIL is released.
-    // num_hidden: so many logit rows, after those of draws and targets, run up to the hidden row only.
+    // num_hidden: so many logit rows, after those of draws and targets, run up to the hidden row only. masks: None, or
+    // those of a DrawMasks: (rows, bits, latch); another thread writes the bits, then opens the latch, which it must.
     // Returns (results, seconds of the forward pass, of the draws, of waiting for the GIL afterwards).
     nb::tuple run(const KvCache& kv, nb::handle ints_object, const Sizes& sizes, nb::handle draws, nb::list lists,
-                  nb::handle targets, int notify_fd, size_t num_hidden);
+                  nb::handle targets, int notify_fd, size_t num_hidden, nb::handle masks);
     // [rows, hidden] of the last step: those of its logit rows whose indices these are.
     nb::ndarray<nb::numpy, float, nb::ndim<2>> hidden(const std::vector<int>& rows) const;
 
@@ -191,14 +192,22 @@ nb::list results_to_python(const std::vector<RowResult>& results) {
 }
 
 nb::tuple BoundProgram::run(const KvCache& kv, nb::handle ints_object, const Sizes& sizes, nb::handle draws,
-                            nb::list lists, nb::handle targets, int notify_fd, size_t num_hidden) {
+                            nb::list lists, nb::handle targets, int notify_fd, size_t num_hidden, nb::handle masks) {
     if (lists.size() != 0 && lists.size() != 6) throw std::invalid_argument("run takes 6 lists or none");
     const Ints32 step_ints(ints_object);
     const auto [num_tokens, num_rows, num_seqs, num_copies, num_groups] = sizes;
     const Step step(step_ints.span(), num_tokens, num_rows, num_seqs, num_copies, num_groups);
     const Buffer<uint8_t> records(draws, "B");
-    std::optional<Ints32> ints[5], wanted_buffer;
+    std::optional<Ints32> ints[5], wanted_buffer, mask_rows;
     std::optional<Buffer<float>> bias_values;
+    std::optional<Buffer<uint32_t>> bits;
+    DrawMasks draw_masks;
+    if (!masks.is_none()) {
+        const auto parts = nb::cast<nb::tuple>(masks);
+        mask_rows.emplace(parts[0]);
+        bits.emplace(parts[1], "IL");
+        draw_masks = {mask_rows->span(), bits->span(), nb::cast<const Latch*>(parts[2])};
+    }
     DrawLists draw_lists{};
     if (lists.size() != 0) {
         for (size_t i = 0; i < 5; ++i) ints[i].emplace(lists[i]);
@@ -225,7 +234,7 @@ nb::tuple BoundProgram::run(const KvCache& kv, nb::handle ints_object, const Siz
     {
         nb::gil_scoped_release release;
         notify(notify_fd);
-        sampler_.begin(step, params, draw_lists, wanted);
+        sampler_.begin(step, params, draw_lists, wanted, draw_masks);
         sample_s = program_.run(step, kv, sampler_, static_cast<int>(num_logits));
         done = std::chrono::steady_clock::now();
     }
@@ -389,7 +398,7 @@ void bind_program(nb::module_& m) {
             "buffer"_a, "rows"_a, "The first rows of a float buffer, as the last step left them.")
         .def("hidden", &P::hidden, "rows"_a)
         .def("run", &P::run, "kv"_a, "ints"_a, "sizes"_a, "draws"_a, "lists"_a, "targets"_a.none(), "notify_fd"_a,
-             "num_hidden"_a = 0);
+             "num_hidden"_a = 0, "masks"_a.none() = nb::none());
     bind_row_op(m, program);
     bind_phases(program);
 }
@@ -402,6 +411,9 @@ NB_MODULE(_native, m) {
     m.doc() = "octavo's CPU kernels: packed weights, paged KV cache, recorded programs, sampling.";
     m.def("available_isas", &available_isas, "Kernel tables that this CPU can run, best last.");
     m.attr("DRAW_BYTES") = sizeof(DrawParams);
+    nb::class_<Latch>(m, "Latch", "Opened by the thread that has filled a step's masks.")
+        .def(nb::init<>())
+        .def("open", &Latch::open);
     nb::class_<Context>(m, "Context", "Compute threads and the kernel table of one ISA.")
         .def(nb::init<int, const std::string&, const std::string&>(), "threads"_a, "isa"_a = "", "numerics"_a = "exact")
         .def_prop_ro("isa", [](const Context& c) { return c.kernels.name; })

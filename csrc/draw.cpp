@@ -46,6 +46,16 @@ void apply_masks(float* x, int n, const float* raw, const DrawParams& draw, cons
     for (const int32_t token : lists.forbidden) x[token] = -kInfinity;
 }
 
+// Masks the tokens without a bit.
+void apply_bits(float* x, int n, const uint32_t* bits) {
+    for (int first = 0; first < n; first += 32) {
+        const uint32_t word = bits[first / 32];
+        if (word == ~uint32_t{0}) continue;
+        for (int i = first; i < std::min(n, first + 32); ++i)
+            if (!(word >> (i - first) & 1)) x[i] = -kInfinity;
+    }
+}
+
 // Distinct tokens of `tokens`, each once, with its count left in scratch.counts; the caller must clear them.
 template <class F>
 void for_each_distinct(std::span<const int32_t> tokens, std::vector<int32_t>& counts, F&& f) {
@@ -248,11 +258,12 @@ double uniform(uint64_t stream, int64_t position, uint64_t purpose) {
     return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-const float* adjust(const float* logits, int n, const DrawParams& draw, const DrawLists& lists, DrawScratch& scratch) {
+const float* adjust(const float* logits, int n, const DrawParams& draw, const DrawLists& lists, const uint32_t* mask,
+                    DrawScratch& scratch) {
     const bool penalised =
         !lists.history.empty() && (draw.repetition_penalty != 1.0f || draw.presence_penalty != 0.0f ||
                                    draw.frequency_penalty != 0.0f || draw.dry_multiplier > 0.0);
-    if (lists.bias_ids.empty() && lists.forbidden.empty() && !draw.has_allowed && !penalised) return logits;
+    if (lists.bias_ids.empty() && lists.forbidden.empty() && !draw.has_allowed && !penalised && !mask) return logits;
     float* x = scratch.adjusted.data();
     std::copy(logits, logits + n, x);
     for (size_t i = 0; i < lists.bias_ids.size(); ++i) x[lists.bias_ids[i]] += lists.bias_values[i];
@@ -263,6 +274,7 @@ const float* adjust(const float* logits, int n, const DrawParams& draw, const Dr
     } else {
         apply_masks(x, n, nullptr, draw, lists);
     }
+    if (mask) apply_bits(x, n, mask);
     apply_penalties(x, draw, lists, scratch);
     apply_dry(x, draw, lists, scratch);
     return x;

@@ -32,7 +32,9 @@ struct DrawScratch {
 double uniform(uint64_t stream, int64_t position, uint64_t purpose);
 
 // Adds bias, masks and penalties to a copy of the row; returns the row itself if there is nothing to do.
-const float* adjust(const float* logits, int n, const DrawParams& draw, const DrawLists& lists, DrawScratch& scratch);
+// mask: a bit for each token that may be drawn, or null for all.
+const float* adjust(const float* logits, int n, const DrawParams& draw, const DrawLists& lists, const uint32_t* mask,
+                    DrawScratch& scratch);
 
 // The token drawn for `position` from an adjusted row whose largest value is `largest` at `best`; kNoTokenLeft if
 // everything is masked.

@@ -1,5 +1,6 @@
 #include "sampling.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -26,6 +27,16 @@ std::span<const T> take(std::span<const T>& rest, int32_t count) {
     return head;
 }
 
+size_t words_of(int vocab_size) { return (static_cast<size_t>(vocab_size) + 31) / 32; }
+
+void check_masks(const DrawMasks& masks, size_t num_draws, int vocab_size) {
+    if (masks.rows.empty()) return;
+    const auto count = static_cast<int64_t>(masks.bits.size() / words_of(vocab_size));
+    const auto is_row = [&](int32_t row) { return row >= -1 && row < count; };
+    if (!masks.filled || masks.rows.size() != num_draws || !std::all_of(masks.rows.begin(), masks.rows.end(), is_row))
+        throw std::invalid_argument("masks are not of the draws, or fewer than the draws ask for");
+}
+
 }  // namespace
 
 Sampler::Sampler(const Kernels& kernels, int vocab_size, int threads)
@@ -34,16 +45,18 @@ Sampler::Sampler(const Kernels& kernels, int vocab_size, int threads)
 Sampler::~Sampler() = default;
 
 void Sampler::begin(const Step& step, std::span<const DrawParams> draws, const DrawLists& lists,
-                    std::span<const Target> targets) {
+                    std::span<const Target> targets, const DrawMasks& masks) {
     check_ids("logit_bias", lists.bias_ids, vocab_size_);
     check_ids("allowed_token_ids", lists.allowed, vocab_size_);
     check_ids("the forbidden tokens", lists.forbidden, vocab_size_);
     check_ids("the history", lists.history, vocab_size_);
     for (const Target& target : targets) check_ids("targets", {&target.token, 1}, vocab_size_);
+    check_masks(masks, draws.size(), vocab_size_);
     logit_rows_ = step.logit_rows;
     positions_ = step.positions;
     draws_ = draws;
     targets_ = targets;
+    masks_ = masks;
     per_draw_.clear();
     DrawLists rest = lists;
     for (const DrawParams& d : draws) {
@@ -52,7 +65,9 @@ void Sampler::begin(const Step& step, std::span<const DrawParams> draws, const D
         own.bias_values = take(rest.bias_values, d.num_bias);
         own.allowed = take(rest.allowed, d.num_allowed);
         own.forbidden = take(rest.forbidden, d.num_forbidden);
+        const auto with_next = rest.history;
         own.history = take(rest.history, d.num_history);
+        if (d.goes_on) rest.history = with_next;
         own.breakers = take(rest.breakers, d.num_breakers);
         per_draw_.push_back(own);
     }
@@ -70,6 +85,12 @@ void Sampler::consume(const float* logits, int row, int thread) {
     draw(logits, row, *scratch);
 }
 
+const uint32_t* Sampler::mask(size_t draw) const {
+    if (masks_.rows.empty() || masks_.rows[draw] < 0) return nullptr;
+    masks_.filled->wait();
+    return masks_.bits.data() + static_cast<size_t>(masks_.rows[draw]) * words_of(vocab_size_);
+}
+
 void Sampler::draw(const float* logits, int row, DrawScratch& scratch) {
     const auto r = static_cast<size_t>(row);
     RowResult& result = results_[r];
@@ -84,7 +105,7 @@ void Sampler::draw(const float* logits, int row, DrawScratch& scratch) {
         return;
     }
     const DrawParams& draw = draws_[r];
-    const float* x = adjust(logits, vocab_size_, draw, per_draw_[r], scratch);
+    const float* x = adjust(logits, vocab_size_, draw, per_draw_[r], mask(r), scratch);
     float largest = raw_largest;
     bool unused;
     if (x != logits) best = kernels_.argmax(x, vocab_size_, &largest, &unused);

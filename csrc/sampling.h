@@ -1,6 +1,7 @@
 // Draws, by the rules written out in src/octavo/kernels/reference/sampling.py, without sorting the vocabulary.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -25,7 +26,7 @@ struct DrawParams {
     int32_t has_allowed;  // 0: all tokens are allowed
     // Lengths of this draw's parts of the lists below.
     int32_t num_bias, num_allowed, num_forbidden, num_history, num_breakers;
-    int32_t padding;
+    int32_t goes_on;  // the next draw has the same history, this long or longer, which stands in the list with the last
 };
 static_assert(sizeof(DrawParams) == 128);
 
@@ -34,6 +35,26 @@ struct DrawLists {
     std::span<const int32_t> bias_ids;
     std::span<const float> bias_values;
     std::span<const int32_t> allowed, forbidden, history, breakers;  // breakers in ascending order
+};
+
+// Opened by another thread when it has written what this one reads.
+class Latch {
+  public:
+    void open() {
+        open_.store(1, std::memory_order_release);
+        open_.notify_all();
+    }
+    void wait() const { open_.wait(0, std::memory_order_acquire); }
+
+  private:
+    std::atomic<uint32_t> open_{0};
+};
+
+// Tokens that some draws may take, written while the forward pass runs: the draws wait for `filled`.
+struct DrawMasks {
+    std::span<const int32_t> rows;   // per draw, its row of bits; -1: it has none
+    std::span<const uint32_t> bits;  // [rows, ceil(vocab / 32)]; bit t % 32 of word t / 32: token t may be drawn
+    const Latch* filled = nullptr;
 };
 
 struct Target {
@@ -62,13 +83,15 @@ class Sampler final : public LogitsConsumer {
     // For the next step; the arrays must stay alive until it is done. A row's draw is of the position after the row's.
     // Throws std::invalid_argument if a list is too short or a token id is outside the vocabulary.
     void begin(const Step& step, std::span<const DrawParams> draws, const DrawLists& lists,
-               std::span<const Target> targets);
+               std::span<const Target> targets, const DrawMasks& masks);
     void consume(const float* logits, int row, int thread) override;
     // What the threads' scratch may grow to, but for histories: three rows, counts and candidates each.
     size_t scratch_bytes() const;
     const std::vector<RowResult>& results() const { return results_; }
 
   private:
+    // The words of a draw's mask, once they are written; null if it has none.
+    const uint32_t* mask(size_t draw) const;
     void draw(const float* logits, int row, struct DrawScratch& scratch);
     void report(const float* logits, float largest, int32_t token, int num_alternatives, struct DrawScratch& scratch,
                 RowResult& result) const;
@@ -80,6 +103,7 @@ class Sampler final : public LogitsConsumer {
     std::span<const DrawParams> draws_;
     DrawLists lists_;
     std::span<const Target> targets_;
+    DrawMasks masks_;
     std::vector<DrawLists> per_draw_;
     std::vector<RowResult> results_;
 };

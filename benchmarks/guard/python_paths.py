@@ -33,6 +33,7 @@ from octavo.text.stop_matcher import StopMatcher, StopStrings
 SEQS = 64
 BLOCK = 16
 TOKEN = SampledToken(token_id=7)
+DRAWN = (TOKEN,)
 
 
 def request(name: str, prompt: Sequence[int], max_tokens: int) -> Request:
@@ -51,7 +52,7 @@ def run_steps(scheduler: Scheduler, num_steps: int) -> None:
     """Plan and apply, with a model that always draws the same token and takes 20 ms."""
     for _ in range(num_steps):
         plan = scheduler.plan(1.0)
-        tokens = tuple([TOKEN if chunk.draw is not None else None for chunk in plan.chunks])
+        tokens = tuple([DRAWN if chunk.draw is not None else () for chunk in plan.chunks])
         scheduler.apply(plan, StepResult(step_id=plan.step_id, tokens=tokens, forward_s=0.02))
 
 

@@ -124,7 +124,13 @@ class Program:
         targets: NDArray[np.int32] | None,
         notify_fd: int,
         num_hidden: int = 0,
+        masks: Masks | None = None,
     ) -> tuple[list[int | tuple[int, float, tuple[tuple[int, float], ...]]], float, float, float]: ...
+
+class Latch:
+    def open(self) -> None: ...
+
+Masks = tuple[NDArray[np.int32], NDArray[np.uint32], Latch]
 
 def available_isas() -> list[str]: ...
 def kv_token_bytes(kind: KvKind, num_layers: int, num_kv_heads: int, head_dim: int) -> int: ...

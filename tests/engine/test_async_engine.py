@@ -25,6 +25,7 @@ from octavo.core.steps import Steps
 from octavo.engine import async_engine
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine
+from octavo.engine.matchers import Matchers
 from octavo.engine.request_stream import RequestStream
 from octavo.observability.metrics import Metrics
 from octavo.observability.trace import Tracer
@@ -59,6 +60,7 @@ class Runner:
         self.seen: list[str] = []
         self.closed = False
         self.notify_fd = -1
+        self.matchers = Matchers()
         self.waiting = threading.Event()
         self.dies = False
 
@@ -76,7 +78,7 @@ class Runner:
             i: self.failure for i, chunk in enumerate(plan.chunks) if chunk.request_id in self.bad_rows
         }
         tokens = tuple(
-            None if chunk.draw is None or i in failed else SampledToken(token_id=ord("a") + chunk.end % 26)
+            () if chunk.draw is None or i in failed else (SampledToken(token_id=ord("a") + chunk.end % 26),)
             for i, chunk in enumerate(plan.chunks)
         )
         return StepResult(step_id=plan.step_id, tokens=tokens, failed=failed, forward_s=1e-4)

@@ -36,7 +36,7 @@ def thread_seconds(call: Callable[[], object]) -> float:
 def step(engine: Engine, step_id: int, names: tuple[str, ...], reason: str = "decode") -> None:
     chunks = [ScheduledChunk(request_id=n, start=step_id, token_ids=[0], block_tables=(), reason=reason) for n in names]
     token = SampledToken(token_id=1)
-    result = StepResult(step_id=step_id, tokens=(token,) * len(names), forward_s=1e-3)
+    result = StepResult(step_id=step_id, tokens=((token,),) * len(names), forward_s=1e-3)
     events = [TokenEvent(request_id=n, token=token if reason == "decode" else None) for n in names]
     plan = StepPlan(step_id=step_id, chunks=tuple(chunks))
     engine.tracer.step(plan, result, events, step_id * 1e-3)

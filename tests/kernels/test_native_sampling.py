@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.base import Array, Draw, Ops
+from octavo.kernels.base import Array, Draw, DrawMasks, Ops
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.reference import sampling as reference
 from octavo.weights.tensor import WeightTensor
@@ -41,12 +42,12 @@ class Rows:
         return cls(made, vocab)
 
     def run(
-        self, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = ()
+        self, draws: Sequence[DrawRule], targets: Sequence[tuple[int, int]] = (), masks: DrawMasks | None = None
     ) -> list[SampledToken | DrawFailure]:
         """Row i, at position i, is drawn by draws[i], then come the targets."""
         n = len(draws) + len(targets)
         step = step_input([(Seq(list(range(n)), list(range(64))), n)], 16, logit_rows=range(n))
-        out = self.made.run(step, draws, targets)
+        out = self.made.run(step, draws, targets, masks=masks)
         return out.tokens + out.row_logprobs
 
 
@@ -273,3 +274,35 @@ def test_draws_follow_their_distribution() -> None:
             counts[token.token_id] += 1
     expected = 19200 * np.exp(row)
     assert (np.abs(counts - expected) <= 4 * np.sqrt(expected)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_masked_row_is_the_same_alone_and_in_company(isa: str) -> None:
+    """Company: rows with other masks, rows without, more than one slice of rows; and masks that come late."""
+    rng = np.random.default_rng(3)
+    vocab, count = 203, 130
+    logits = (2 * rng.standard_normal((count, vocab))).astype(np.float32)
+    rows = Rows.of(logits, isa)
+    params = [SamplingParams(**fields, logprobs=2) for fields in ({"temperature": 0.0}, {}, {"top_p": 0.8})]  # type: ignore[arg-type]
+    draws = [DrawRule(params=params[i % 3], random_stream=i) for i in range(count)]
+    masked = [i for i in range(count) if i % 4]
+    bits = rng.integers(0, 1 << 32, (count, -(-vocab // 32)), dtype=np.uint32)
+    bits[5] = 0
+
+    def late(into: NDArray[np.uint32]) -> None:
+        time.sleep(0.01)
+        into[:] = bits[masked]
+
+    together = rows.run(draws, masks=DrawMasks(masked, late))
+    assert together[5] == "no_token_left"
+    for i in (0, 1, 2, 3, 5, 63, 65, 129):
+        wanted = reference.sample(logits[i], Draw.at(draws[i], i + 1, mask=bits[i] if i in masked else None))
+        step = step_input([(Seq(list(range(i + 1)), list(range(64)), computed=i), 1)], 16)
+        mask = DrawMasks([0], lambda into, i=i: into.__setitem__(0, bits[i]))  # type: ignore[misc]
+        (alone,) = rows.made.run(step, [draws[i]], masks=mask if i in masked else None).tokens
+        assert alone == together[i], f"row {i}"
+        if isinstance(wanted, str) or isinstance(alone, str):
+            assert alone == wanted
+        else:
+            assert alone.token_id == wanted.token_id
+    rows.made.close()

@@ -32,7 +32,7 @@ def step(
         admitted=(Admission(request_id="a", cached_tokens=1, miss_reason="never seen"),) if step_id == 0 else (),
     )
     token = SampledToken(token_id=9)
-    result = StepResult(step_id=step_id, tokens=(token,), forward_s=0.5)
+    result = StepResult(step_id=step_id, tokens=((token,),), forward_s=0.5)
     tracer.step(plan, result, [TokenEvent(request_id="a", token=token, finish_reason=finish)], now)  # type: ignore[arg-type]
 
 
@@ -85,7 +85,9 @@ def test_ended_traces_are_let_go_of_with_the_runs_they_shared(way: str) -> None:
             finish = None if not last else "length" if way == "by the step" else "error"
             token = SampledToken(token_id=1) if finish != "error" else None
             event = TokenEvent(request_id=name, token=token, finish_reason=finish)  # type: ignore[arg-type]
-            result = StepResult(step_id=step_id, tokens=(token,), failed={0: "not_finite"} if finish == "error" else {})
+            result = StepResult(
+                step_id=step_id, tokens=((token,),), failed={0: "not_finite"} if finish == "error" else {}
+            )
             crashed = last and way == "in a step that failed"
             tracer.step(StepPlan(step_id=step_id, chunks=(chunk,)), None if crashed else result, [event], step_id + 1.0)
             step_id += 1
@@ -218,9 +220,7 @@ def test_runs_shared_by_batch_mates_tell_of_each_request_what_notes_of_its_own_w
                 if token or finish:
                     events.append(TokenEvent(request_id=name, token=token, finish_reason=finish))  # type: ignore[arg-type]
             plan = StepPlan(step_id=step_id, chunks=tuple(chunks))
-            result = StepResult(
-                step_id=step_id, tokens=(None,) * len(chunks), failed=dict.fromkeys(failed, "not_finite")
-            )
+            result = StepResult(step_id=step_id, tokens=((),) * len(chunks), failed=dict.fromkeys(failed, "not_finite"))
             tracer.step(plan, None if crashed else result, events, now)
             running = [name for name in running if not any(e.request_id == name and e.finish_reason for e in events)]
         gaps = sorted(b - a for times in token_times.values() for a, b in itertools.pairwise(times))

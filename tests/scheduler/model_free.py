@@ -9,7 +9,7 @@ one, a dropped copy or a write into somebody else's block changes the tokens.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence as AnySequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -20,6 +20,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.scheduler.chunk_sizer import ChunkSizer, FixedChunkSizer, StepBudget, StepSituation
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence
 
 VOCAB = 7  # small, so that unrelated sequences often agree for a while
 
@@ -32,7 +33,7 @@ def kv_number(salt: int, before: Context, token: int, position: int) -> int:
     return hash((salt, before, token, position))
 
 
-def seen(group: CacheGroup, numbers: Sequence[int], end: int) -> tuple[int, ...]:
+def seen(group: CacheGroup, numbers: AnySequence[int], end: int) -> tuple[int, ...]:
     """What a query at ``end - 1`` sees of positions [0, end), whose numbers these are."""
     if group.kind == "state":
         state = 0
@@ -42,7 +43,7 @@ def seen(group: CacheGroup, numbers: Sequence[int], end: int) -> tuple[int, ...]
     return tuple(numbers[max(0, end - group.window) if group.kind == "window" else 0 : end])
 
 
-def seen_before(group: CacheGroup, numbers: Sequence[int], position: int) -> tuple[int, ...]:
+def seen_before(group: CacheGroup, numbers: AnySequence[int], position: int) -> tuple[int, ...]:
     """What a query at ``position`` sees of the positions before it; of a full group the last number stands for all."""
     if group.kind == "full":
         return tuple(numbers[position - 1 : position]) if position else ()
@@ -60,7 +61,7 @@ def salt_number(salt: bytes) -> int:
     return int.from_bytes(salt, "little")
 
 
-def drawn_token(context: Context, stream: int, banned: Sequence[int]) -> int:
+def drawn_token(context: Context, stream: int, banned: AnySequence[int]) -> int:
     """The next token: a function of every number of the context and of the request's random stream."""
     number = hash((context, stream))
     allowed = [token for token in range(VOCAB) if token not in banned]
@@ -81,7 +82,7 @@ class Expected:
     prompt_logprobs: list[SampledToken]
 
 
-def compute_alone(request: Request, groups: Sequence[CacheGroup] = (FULL,)) -> Expected:
+def compute_alone(request: Request, groups: AnySequence[CacheGroup] = (FULL,)) -> Expected:
     tokens, kv = list(request.prompt_token_ids), list[int]()
     salt = salt_number(request.cache_salt)
 
@@ -134,7 +135,7 @@ class ModelFreeRunner:
             for block in blocks.pool._free:
                 self.blocks[group][block][:] = self.junk[group][block]
 
-    def execute(self, plan: StepPlan, *, failed: Sequence[int] = (), crash: bool = False) -> StepResult:
+    def execute(self, plan: StepPlan, *, failed: AnySequence[int] = (), crash: bool = False) -> StepResult:
         copies = list(plan.block_copies)
         sources, targets = {copy[:2] for copy in copies}, {(group, dst) for group, _, dst, _ in copies}
         assert not sources & targets, "copies depend on their order"
@@ -145,12 +146,14 @@ class ModelFreeRunner:
         for group in range(len(self.groups)):
             self.check_writers(plan, group)
         broken = range(len(plan.chunks)) if crash else failed
-        outcomes = [self.run(chunk, broken=i in broken) for i, chunk in enumerate(plan.chunks)]
+        # a chunk with several draws fails at any of them
+        cut = {i: self.rng.randrange(n) if (n := len(plan.chunks[i].drawing)) > 1 else 0 for i in broken}
+        outcomes = [self.run(chunk, broken_from=cut.get(i)) for i, chunk in enumerate(plan.chunks)]
         if crash:
             raise StepCrash
         return StepResult(
             step_id=plan.step_id,
-            tokens=tuple(None if i in failed else token for i, (token, _) in enumerate(outcomes)),
+            tokens=tuple(tokens[: cut.get(i)] for i, (tokens, _) in enumerate(outcomes)),
             prompt_logprobs=tuple(logprobs for _, logprobs in outcomes),
             failed=dict.fromkeys(failed, "not_finite"),
             forward_s=0.01 + 0.001 * sum(len(chunk.token_ids) for chunk in plan.chunks),
@@ -168,17 +171,22 @@ class ModelFreeRunner:
             for j, table in enumerate(tables):
                 assert i == j or not blocks & set(table), f"{blocks & set(table)} written by one, seen by another"
 
-    def run(self, chunk: ScheduledChunk, *, broken: bool) -> tuple[SampledToken | None, tuple[SampledToken, ...]]:
-        """Write what the chunk's positions leave behind, each after having read what those before it left."""
+    def run(
+        self, chunk: ScheduledChunk, *, broken_from: int | None = None
+    ) -> tuple[tuple[SampledToken, ...], tuple[SampledToken, ...]]:
+        """Write what the chunk's positions leave behind, each after having read what those before it left.
+
+        broken_from: junk from that token of the chunk on. -> its draws, each by the rule of its position, and logprobs
+        """
         salt, tables = salt_number(self.salts[chunk.request_id]), chunk.block_tables
         states = [0] * len(self.groups)
         for group, table in enumerate(tables):
             if self.groups[group].kind == "state" and chunk.start:
                 states[group] = self.blocks[group][table[0]][0]
-        logprobs, wanted = [], chunk.want_logprobs
-        context: Context = ()
+        logprobs, drawn, wanted = list[SampledToken](), list[SampledToken](), chunk.want_logprobs
         for position, token in enumerate(chunk.token_ids, chunk.start):
             before = tuple(self.look(group, tables, states, position, position) for group in range(len(tables)))
+            broken = broken_from is not None and position >= chunk.start + broken_from
             number = self.rng.getrandbits(60) if broken else kv_number(salt, before, token, position)
             for group, table in enumerate(tables):
                 if self.groups[group].kind == "state":
@@ -186,22 +194,23 @@ class ModelFreeRunner:
                 else:
                     block, offset = divmod(position, self.size)
                     self.blocks[group][table[block]][offset] = number
-            if (wanted is not None and position + 1 in wanted.positions) or position + 1 == chunk.end:
-                context = tuple(
-                    self.look(group, tables, states, position, position + 1) for group in range(len(tables))
-                )
-            if wanted is not None and position + 1 in wanted.positions:
+            asked = wanted is not None and position + 1 in wanted.positions
+            if not asked and position not in chunk.drawing:
+                continue
+            context = tuple(self.look(group, tables, states, position, position + 1) for group in range(len(tables)))
+            if wanted is not None and asked:
                 logprobs.append(prompt_logprob(context, wanted.token_ids[len(logprobs)]))
+            if position in chunk.drawing:
+                rule = chunk.draw.for_position(position + 1)  # type: ignore[union-attr]
+                token_id = drawn_token(context, rule.random_stream, rule.banned_token_ids)
+                drawn.append(SampledToken(token_id=token_id))
         for group, table in enumerate(tables):
             if self.groups[group].kind == "state":
                 self.blocks[group][table[1]][0] = states[group]
-        if chunk.draw is None:
-            return None, tuple(logprobs)
-        token = drawn_token(context, chunk.draw.random_stream, chunk.draw.banned_token_ids)
-        return SampledToken(token_id=token), tuple(logprobs)
+        return tuple(drawn), tuple(logprobs)
 
     def look(
-        self, group: int, tables: Sequence[Sequence[int]], states: Sequence[int], position: int, end: int
+        self, group: int, tables: AnySequence[AnySequence[int]], states: AnySequence[int], position: int, end: int
     ) -> tuple[int, ...]:
         """What a query at ``position`` sees of [0, end), through the block table. (As ``seen`` and ``seen_before``.)"""
         kind = self.groups[group].kind
@@ -216,6 +225,25 @@ class ModelFreeRunner:
             assert tables[group][block] >= 0, f"a query at {position} sees a block that was given back"
             numbers.append(self.blocks[group][tables[group][block]][offset])
         return tuple(numbers)
+
+
+class Guesser:
+    """Guesses right, wrong, half right, too much or nothing."""
+
+    def __init__(self, rng: random.Random, groups: AnySequence[CacheGroup] = (FULL,)) -> None:
+        self.rng, self.groups = rng, groups
+        self.truth: dict[str, list[int]] = {}
+
+    def propose(self, seq: Sequence, most: int) -> list[int]:
+        if seq.request_id not in self.truth:
+            self.truth[seq.request_id] = compute_alone(seq.request, self.groups).tokens
+        right = self.truth[seq.request_id][seq.num_output :]
+        wrong = [self.rng.randrange(VOCAB) for _ in range(most + 2)]
+        kind = self.rng.choice(("right", "right", "wrong", "half", "none"))
+        if kind == "half":
+            cut = self.rng.randint(0, len(right))
+            return right[:cut] + wrong
+        return {"right": right + wrong, "wrong": wrong, "none": []}[kind][: self.rng.choice((1, 2, most, most + 2))]
 
 
 class RandomChunkSizer(ChunkSizer):

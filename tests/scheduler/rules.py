@@ -19,6 +19,12 @@ RESOURCES = ("memory", "budget", "max_num_seqs")
 class WatchedScheduler(Scheduler):
     """A scheduler whose every plan and preemption must obey the rules."""
 
+    paths_removed = False  # a request with bad numbers has taken its blocks out of the tree
+
+    def _end(self, seq: Sequence, *, suspect: bool = False) -> None:
+        super()._end(seq, suspect=suspect)
+        self.paths_removed |= suspect
+
     def plan(self, now: float) -> StepPlan:
         plan = super().plan(now)
         check_plan(self, plan)
@@ -65,16 +71,16 @@ def most_blocks(manager: KVCacheManager, group: int, num_tokens: int) -> int:
 
 
 def owed_blocks(scheduler: Scheduler, group: int, *, after_step: bool) -> int:
-    """Blocks that running sequences still have to allocate for the tokens they know.
+    """Blocks that running sequences still have to allocate for the tokens they know; -1: has one to spare.
 
     after_step: less those of a window group that a long chunk has beyond its window, for this step alone.
     """
-    running = [(r.table, len(r.tokens)) for r in scheduler._running if r.table is not None]
+    running = [(r.table, len(r.tokens) - r.num_drafted) for r in scheduler._running if r.table is not None]
     owed = [most_blocks(scheduler.manager, group, length) - len(table.rows[group].held) for table, length in running]
     return sum(owed) if after_step else sum(max(blocks, 0) for blocks in owed)
 
 
-def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
+def check_plan(scheduler: WatchedScheduler, plan: StepPlan) -> None:
     if plan.preempted:
         assert not plan.admitted, "admitted in the step that preempted"
         return
@@ -91,7 +97,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
             )
 
 
-def check_waiting(scheduler: Scheduler, plan: StepPlan) -> None:
+def check_waiting(scheduler: WatchedScheduler, plan: StepPlan) -> None:
     reasons = list(plan.waiting_for.values())
     lacking = [reason for reason in reasons if reason in RESOURCES]
     assert lacking in ([], reasons[-1:]), f"somebody was looked at behind one who lacks {lacking}"
@@ -102,7 +108,7 @@ def check_waiting(scheduler: Scheduler, plan: StepPlan) -> None:
             assert len(scheduler._running) == scheduler._max_num_seqs, "waits for a sequence although one is free"
         elif reason == "budget" and not isinstance(scheduler._sizer, AdaptiveChunkSizer):
             assert plan.budget is not None
-            run = sum(len(chunk.token_ids) for chunk in plan.chunks if not chunk.is_decode)
+            run = sum(len(chunk.token_ids) for chunk in plan.chunks if chunk.reason not in ("decode", "verify"))
             assert run == plan.budget.tokens, "waits for budget although some is left"
         elif reason == "memory":
             check_memory_wait(scheduler, seq)
@@ -116,11 +122,17 @@ def check_waiting(scheduler: Scheduler, plan: StepPlan) -> None:
             assert not ready, "waits although one of its family has computed the prompt"
 
 
-def check_memory_wait(scheduler: Scheduler, seq: Sequence) -> None:
-    """It really does not fit beside what runs."""
+def check_memory_wait(scheduler: WatchedScheduler, seq: Sequence) -> None:
+    """It really does not fit beside what runs.
+
+    After a failure that may be wrong for a while: a twin that runs on brings a removed path back whole, and as no room
+    was gained, the head of the queue is not looked up again.
+    """
     manager = scheduler.manager
     if len(scheduler._groups[seq.group]) > 1 or seq.next_prompt_logprob < seq.prompt_len:
         return  # (a fork may share blocks that the tree does not have)
+    if scheduler.paths_removed:
+        return
     match = manager.lookup(seq.tokens, len(seq.tokens) - 1, seq.request.cache_salt)
     lacking = []
     for group, blocks in enumerate(manager._blocks):

@@ -72,15 +72,15 @@ class Clock:
                 self.reasons.append(chunk.reason)
         noise = self.rng.uniform(1 - self.noise, 1 + self.noise)
         duration = seconds(self.costs, load) * self.speed(self.now) * noise
-        tokens = tuple(TOKEN if chunk.draw else None for chunk in plan.chunks)
+        tokens = tuple((TOKEN,) if chunk.draw else () for chunk in plan.chunks)
         self.scheduler.apply(plan, StepResult(step_id=plan.step_id, tokens=tokens, forward_s=duration))
         self.steps.append((self.now, duration, prefill))
         self.decodes.append(decodes)
         self.now += duration
 
     def prefilling(self, request_id: str) -> bool:
-        view = next(view for view in self.scheduler.sequences() if view.request_id == request_id)
-        return view.num_computed_tokens < view.prompt_len
+        seq = next(seq for seq in self.scheduler.sequences() if seq.request_id == request_id)
+        return seq.num_computed < seq.prompt_len
 
     def run_prompt(self, request_id: str, prompt_len: int) -> list[tuple[float, float, int]]:
         """A long prompt arrives amid what runs -> the steps of its prefill."""

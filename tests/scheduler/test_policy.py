@@ -78,7 +78,7 @@ class Office:
         for chunk in plan.chunks:
             client = self.clients[chunk.request_id]
             self.served[client] = self.served.get(client, 0) + len(chunk.token_ids)
-        tokens = tuple(TOKEN if chunk.draw else None for chunk in plan.chunks)
+        tokens = tuple((TOKEN,) if chunk.draw else () for chunk in plan.chunks)
         self.scheduler.apply(plan, StepResult(step_id=plan.step_id, tokens=tokens))
         self.now += STEP_S
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from model_free import VOCAB, ModelFreeRunner, RandomChunkSizer, StepCrash, compute_alone
+from model_free import VOCAB, Guesser, ModelFreeRunner, RandomChunkSizer, StepCrash, compute_alone
 from rules import WatchedScheduler, most_blocks
 
 from octavo.core.cache_group import FULL, CacheGroup
-from octavo.core.plan import SampledToken, TokenEvent
+from octavo.core.plan import SampledToken, StepPlan, TokenEvent
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.memory.block_pool import BlockPool
@@ -31,6 +31,7 @@ class Schedule:
 
     seed: int
     mixed: bool = False  # over a random mix of cache groups, not one full group
+    drafts: bool = False  # guessed tokens behind decodes
     rng: random.Random = field(init=False)
     ended: dict[str, TokenEvent] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -59,6 +60,8 @@ class Schedule:
             max_model_len=None,
             max_prefill_wait_s=0.3,
         )
+        if self.drafts:
+            self.scheduler.drafter = Guesser(random.Random(self.seed), self.groups)
         self.runner = ModelFreeRunner(manager, rng)
         stems = [[rng.randrange(VOCAB) for _ in range(self.longest)] for _ in range(3)]
         self.inbox = [group for i in range(rng.randint(1, 4)) for group in self.random_requests(i, stems)]
@@ -144,10 +147,25 @@ class Schedule:
         except StepCrash:
             self.take(self.scheduler.fail_step(plan, "the step crashed"))
         else:
-            self.take(self.scheduler.apply(plan, result))
+            events = self.scheduler.apply(plan, result)
+            self.take(events)
+            self.count_drafts(plan, events)
         self.runner.poison_free_blocks()
         if self.rng.random() < 0.1:
             self.scheduler.manager.check_integrity()
+
+    def count_drafts(self, plan: StepPlan, events: list[TokenEvent]) -> None:
+        for chunk in plan.chunks:
+            if chunk.reason == "verify":
+                mine = [event for event in events if event.request_id == chunk.request_id]
+                taken = len([event for event in mine if event.token is not None])
+                self.count(
+                    drafted=len(chunk.token_ids) - 1,
+                    accepted=taken - 1,
+                    across_blocks=chunk.start // self.size < (chunk.start + taken - 1) // self.size,
+                    ended_early=mine[-1].finish_reason in ("stop", "length") and taken < len(chunk.token_ids),
+                    failed_late=mine[-1].finish_reason == "error" and taken > 0,
+                )
 
     def take(self, events: list[TokenEvent]) -> None:
         for event in events:
@@ -206,11 +224,11 @@ def random_groups(schedule: Schedule, num_blocks: int) -> tuple[tuple[CacheGroup
     return tuple(groups), tuple(counts)
 
 
-def run_schedules(seeds: range, *, mixed: bool = False) -> dict[str, int]:
+def run_schedules(seeds: range, *, mixed: bool = False, drafts: bool = False) -> dict[str, int]:
     """Run them -> how often what happened in all."""
     total: dict[str, int] = {}
     for seed in seeds:
-        schedule = Schedule(seed, mixed)
+        schedule = Schedule(seed, mixed, drafts)
         schedule.run()
         for name, number in schedule.counts.items():
             total[name] = total.get(name, 0) + number

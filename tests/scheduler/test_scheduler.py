@@ -67,7 +67,7 @@ def test_a_chunk_carries_what_its_draw_needs() -> None:
     assert second.draw.prompt_len == 6
     assert second.draw.banned_token_ids == (900, 901)
     assert third.draw is second.draw
-    assert fourth.draw == replace(second.draw, banned_token_ids=())
+    assert fourth.draw == replace(second.draw, banned_token_ids=(), later=None)
     assert (second.start, second.end, len(second.block_tables[0])) == (4, 6, 2)
 
 
@@ -153,8 +153,8 @@ def test_the_newest_is_preempted_and_returns_first_when_it_fits() -> None:
     while not driver.step().preempted:
         pass
     assert driver.plans[-1].preempted == ("c",)
-    view = {v.request_id: v for v in driver.scheduler.sequences()}["c"]
-    assert (view.state, view.num_preemptions, view.num_blocks) == ("preempted", 1, 0)
+    seq = {s.request_id: s for s in driver.scheduler.sequences()}["c"]
+    assert (seq.state, seq.num_preemptions, seq.table) == ("preempted", 1, None)
     driver.add(request("d", 2, 2))
     driver.run()
     admitted = [a.request_id for plan in driver.plans for a in plan.admitted]
@@ -171,9 +171,9 @@ def test_a_preempted_sequence_returns_only_with_room_for_all_of_it_and_a_block_f
         plan = driver.step()
         for admission in plan.admitted:
             if admission.facts["preemptions"]:
-                view = {v.request_id: v for v in driver.scheduler.sequences()}[admission.request_id]
-                running = plan.num_running
-                assert plan.free_blocks + view.num_blocks >= -(-view.num_tokens // SIZE) + running - 1 - 1
+                seq = {s.request_id: s for s in driver.scheduler.sequences()}[admission.request_id]
+                running, num_blocks = plan.num_running, 0 if seq.table is None else len(seq.table)
+                assert plan.free_blocks + num_blocks >= -(-seq.num_tokens // SIZE) + running - 1 - 1
     ping_pong = [name for plan in driver.plans for name in plan.preempted]
     assert len(ping_pong) <= 4, "it came back too early and had to go again"
 
@@ -237,7 +237,7 @@ class Script(ModelFreeRunner):
 
     def execute(self, plan: StepPlan, **_: object) -> StepResult:  # type: ignore[override]
         token = SampledToken(token_id=self.token)
-        return StepResult(step_id=plan.step_id, tokens=tuple(token if c.draw else None for c in plan.chunks))
+        return StepResult(step_id=plan.step_id, tokens=tuple((token,) if c.draw else () for c in plan.chunks))
 
 
 @pytest.mark.parametrize(

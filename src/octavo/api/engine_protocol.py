@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from octavo.core.config import ResolvedConfig
 from octavo.core.output import RequestOutput
 from octavo.core.request import Submission
-from octavo.engine.inspection import LifecycleSnapshot, StatsSnapshot
+from octavo.observability.snapshots import LifecycleSnapshot, StatsSnapshot
 from octavo.observability.trace import StepRecord
 from octavo.text.workers import TextWorkers
 

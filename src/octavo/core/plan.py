@@ -10,11 +10,12 @@ from octavo.core.records import hot_record
 from octavo.core.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-#: Why a draw gave no token: numbers that nobody should trust, or masks of the request that leave nothing.
-DrawFailure = Literal["not_finite", "no_token_left"]
+#: Why a draw gave no token: numbers that nobody should trust, masks of the request that leave nothing, or its matcher.
+DrawFailure = Literal["not_finite", "no_token_left", "matcher_raised"]
 #: Why a chunk is as long as it is; of a budget, why it is no larger.
 ChunkReason = Literal[
     "decode",
+    "verify",  # a decode with drafted tokens behind it
     "last piece",  # all that was left
     "budget",  # max_num_batched_tokens, or the fixed sizer's chunk_size
     "memory",
@@ -54,9 +55,14 @@ class DrawRule:
 
     params: SamplingParams
     random_stream: int  # Request.random_stream, 64 bits
-    history: Sequence[int] = ()  # all known tokens, growing, if params.needs_history
+    history: Sequence[int] = ()  # all tokens that there are, growing, if its draws depend on them
     prompt_len: int = 0
     banned_token_ids: tuple[int, ...] = ()  # stop tokens while fewer than min_tokens are out
+    later: tuple[int, DrawRule] | None = None  # from that position on another rule holds
+
+    def for_position(self, position: int) -> DrawRule:
+        """The rule of the draw of the token at ``position``."""
+        return self if self.later is None or position < self.later[0] else self.later[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +84,10 @@ class ScheduledChunk:
     #: Buffers of int32, one per cache group, valid until apply(): a block table's head that covers [0, end), -1 where a
     #: window group has given a block back; of a state group, the slots to read (-1: none yet) and to write.
     block_tables: Sequence[Sequence[int]]
-    draw: DrawRule | None = None  # set only if the chunk reaches the last known token and a token is wanted
+    draw: DrawRule | None = None  # of its draws, if a token is wanted
     reason: ChunkReason = "decode"
     want_logprobs: WantedLogprobs | None = None
+    draw_positions: range | None = None  # whose logits draw, each the token after it; None: the last one's alone
 
     @property
     def end(self) -> int:
@@ -90,6 +97,13 @@ class ScheduledChunk:
     def is_decode(self) -> bool:
         """Whether it runs the one token that its sequence drew last."""
         return self.reason == "decode"
+
+    @property
+    def drawing(self) -> range:
+        """Positions of the chunk from whose logits a token is drawn."""
+        if self.draw is None:
+            return range(0)
+        return self.draw_positions if self.draw_positions is not None else range(self.end - 1, self.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +158,12 @@ class StepResult:
     """What the runner returns, one entry per chunk of the plan."""
 
     step_id: int
-    tokens: tuple[SampledToken | None, ...]  # None where the chunk draws nothing, or failed
+    tokens: tuple[tuple[SampledToken, ...], ...]  # of its draws, in order, up to the first that failed
     prompt_logprobs: tuple[
         tuple[SampledToken, ...], ...
     ] = ()  # per chunk, of its want_logprobs; () if none asked at all
     failed: Mapping[int, DrawFailure] = field(default_factory=dict)  # chunk -> why it failed: its request does, alone
+    errors: Mapping[int, str] = field(default_factory=dict)  # chunk -> what its matcher raised
     build_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
@@ -161,7 +176,7 @@ class StepResult:
 
 @hot_record
 class TokenEvent:
-    """What a step meant for one request: a token, prompt logprobs, an end, or several of these."""
+    """What a step meant for one request: a token, prompt logprobs, an end, or several of these. One for each token."""
 
     request_id: str
     token: SampledToken | None = None

@@ -31,6 +31,7 @@ class Submission:
     client: str = ""  # whose share it counts against ("fair") and whose requests it may see
     cache_salt: bytes = b""  # isolates the prefix cache: equal prompts share KV only under an equal salt
     known_output: tuple[KnownOutput, ...] = ()  # of each choice; (): nothing is known of any
+    grammar: object | None = None  # what each choice must match: a record of which text/grammar.py knows a maker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class Request:
     client: str = ""
     cache_salt: bytes = b""
     known_output: KnownOutput | None = None
+    grammar: object | None = None
     choice_index: int = 0
     fork_of: str | None = None  # request_id of the sibling whose prompt KV it shares
 

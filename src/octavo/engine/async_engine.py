@@ -23,10 +23,11 @@ from octavo.core.output import RequestOutput
 from octavo.core.request import Request, Submission
 from octavo.core.steps import Steps
 from octavo.engine.engine import Engine
-from octavo.engine.inspection import LifecycleSnapshot, StatsSnapshot, prefix_cache, take_lifecycle, take_stats
+from octavo.engine.inspection import take_lifecycle, take_stats
 from octavo.engine.load import load_engine
 from octavo.engine.request_stream import RequestStream, Unread
 from octavo.engine.requests import make_requests
+from octavo.observability.snapshots import LifecycleSnapshot, StatsSnapshot, prefix_cache_dict
 from octavo.observability.trace import StepRecord
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.workers import TextWorkers
@@ -204,7 +205,7 @@ class AsyncEngine:
 
     async def prefix_cache(self) -> dict[str, Any]:
         """The prefix tree in figures."""
-        return await self.inspect(prefix_cache)
+        return await self.inspect(lambda engine: prefix_cache_dict(engine.scheduler.manager.stats()))
 
     async def lifecycle(self, request_id: str) -> LifecycleSnapshot | None:
         """One live or recently ended request; None if it is not known (any more)."""

@@ -20,6 +20,7 @@ class Batch:
 
     step: ModelInput
     draws: list[DrawRule]
+    history_lens: list[int]  # tokens before each draw; []: to all the histories are what they are
     draw_chunks: Sequence[int]  # index into the given chunks, per draw
     targets: list[tuple[int, int]]  # (token id, alternatives), per prompt-logprob row
     target_chunks: list[int]
@@ -54,6 +55,7 @@ def build_batch(
         positions += range(start, end)
         context_lens.append(end)
     draws = [chunk.draw for chunk in chunks if chunk.draw is not None]
+    history_lens: list[int] = []
     asked = [index for index, chunk in enumerate(chunks) if chunk.want_logprobs is not None]
     query_starts: Sequence[int] = range(count + 1)
     draw_chunks: Sequence[int] = range(count)
@@ -63,6 +65,17 @@ def build_batch(
     if longer or asked or len(draws) < count:
         query_starts = [0, *accumulate(lengths)]
         draw_chunks = [index for index, chunk in enumerate(chunks) if chunk.draw is not None]
+        rows = [query_starts[index + 1] - 1 for index in draw_chunks]
+        if any(chunk.draw_positions is not None for chunk in longer):
+            places = [(index, position) for index in draw_chunks for position in chunks[index].drawing]
+            draw_chunks = [index for index, _ in places]
+            rows = [query_starts[index] + position - chunks[index].start for index, position in places]
+            history_lens = [position + 1 for _, position in places]
+            draws = [
+                rule.for_position(position + 1)
+                for index, position in places
+                if (rule := chunks[index].draw) is not None
+            ]
         target_rows: list[int] = []
         for index in asked:
             wanted, first = chunks[index].want_logprobs, query_starts[index] - chunks[index].start
@@ -70,12 +83,12 @@ def build_batch(
             targets += [(token, wanted.num_alternatives) for token in wanted.token_ids]
             target_chunks += [index] * len(wanted.positions)
             target_rows += [first + position - 1 for position in wanted.positions]
-        rows = [query_starts[index + 1] - 1 for index in draw_chunks] + target_rows
+        rows = [*rows, *target_rows]
     copies = chain.from_iterable(block_copies)
     ints = array("i", [*token_ids, *positions, *slots, *rows, *query_starts, *context_lens, *copies])
     ints.frombytes(_block_tables(chunks, num_groups))
     step = ModelInput(ints, len(token_ids), len(rows), count, len(block_copies), num_one_query_seqs, num_groups)
-    return Batch(step, draws, draw_chunks, targets, target_chunks)
+    return Batch(step, draws, history_lens, draw_chunks, targets, target_chunks)
 
 
 def _slots(block_ids: Sequence[int], start: int, end: int, block_size: int) -> list[int]:

@@ -81,11 +81,13 @@ class Engine:
         try:
             for request in requests:
                 self.processor.add(request)
+                self.runner.matchers.open(request, self.tokenizer, self.config.vocab_size)
                 self._queue(request)
                 queued.append(request)
         except BaseException:
             for request in requests[: len(queued) + 1]:
                 self.processor.discard(request.request_id)
+                self.runner.matchers.close([request.request_id])
             for request in queued:
                 self.finish(request.request_id, "error")
             raise
@@ -112,7 +114,9 @@ class Engine:
 
     def end_all(self) -> None:
         """Forget every request, after an error that could not be laid to some of them: empty books afterwards."""
-        self.tracer.forget(self.scheduler.restart())
+        lost = self.scheduler.restart()
+        self.tracer.forget(lost)
+        self.runner.matchers.close(lost)
         self.processor.clear()
 
     # the step
@@ -134,6 +138,7 @@ class Engine:
         ended = [event.request_id for event in events if event.finish_reason is not None]
         traces = {name: self.tracer.request(name) for name in ended}
         self._trace(plan, outcome if isinstance(outcome, StepResult) else None, events, ended)
+        self.runner.matchers.close(ended)
         if not isinstance(outcome, StepResult | Exception):  # Ctrl-C: the books are closed, the caller can end the rest
             raise outcome
         return self._completed(outputs, traces) if ended else outputs
@@ -171,6 +176,7 @@ class Engine:
 
     def _end(self, request_id: str, reason: FinishReason, stop_reason: str | None = None) -> TokenEvent | None:
         """Take a request out of the scheduler. None if it is not in there."""
+        self.runner.matchers.close([request_id])
         try:
             return self.scheduler.finish(request_id, reason, stop_reason)
         except Exception:
@@ -212,10 +218,9 @@ class Engine:
             outputs, endings = self.processor.fail(events, _why(error))
         if not endings:
             return outputs, events
-        by_name: dict[str, Ending] = {ending.request_id: ending for ending in endings}
-        for name, ending in by_name.items():
-            self._end(name, ending.reason, ending.stop)
-        return outputs, [_ended(event, by_name.get(event.request_id)) for event in events]
+        for ending in endings:
+            self._end(ending.event.request_id, ending.reason, ending.stop)
+        return outputs, _until_ended(events, endings)
 
     def _trace(
         self, plan: StepPlan | None, result: StepResult | None, events: list[TokenEvent], ended: list[str]
@@ -258,10 +263,18 @@ class Engine:
         return replace(output, usage=usage, timings=trace.timings(self.clock(), usage.completion_tokens))
 
 
-def _ended(event: TokenEvent, ending: Ending | None) -> TokenEvent:
-    if ending is None:
-        return event
-    return replace(event, finish_reason=ending.reason, stop_reason=ending.stop, failure=None)
+def _until_ended(events: Iterable[TokenEvent], endings: Iterable[Ending]) -> list[TokenEvent]:
+    """``events`` with these endings, and of each such request none behind the one with which its text has ended."""
+    by_name = {ending.event.request_id: ending for ending in endings}
+    kept, over = [], set[str]()
+    for event in events:
+        ending = by_name.get(event.request_id)
+        if ending is not None and event is ending.event:
+            over.add(event.request_id)
+            kept.append(replace(event, finish_reason=ending.reason, stop_reason=ending.stop, failure=None))
+        elif event.request_id not in over:
+            kept.append(event)
+    return kept
 
 
 def _why(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from octavo.core.config import StepMode
 from octavo.core.plan import DrawFailure, DrawRule, SampledToken, ScheduledChunk, StepPlan, StepResult
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.batch import build_batch
+from octavo.engine.matchers import Matchers
 from octavo.kernels.base import Backend, ModelInput
 
 
@@ -23,12 +24,13 @@ class ModelRunner:
         self._block_size = block_size
         self._num_groups = num_groups
         self._step_mode = step_mode
+        self.matchers = Matchers()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run every chunk of the plan, block copies first. An exception means that nothing was committed."""
         started = time.perf_counter()
         chunks = plan.chunks
-        tokens: list[SampledToken | None] = [None] * len(chunks)
+        tokens: list[tuple[SampledToken, ...]] = [()] * len(chunks)
         prompt_logprobs: list[list[SampledToken]] | None = None
         failed: dict[int, DrawFailure] = {}
         forward_s = sample_s = gil_wait_s = 0.0
@@ -36,12 +38,17 @@ class ModelRunner:
         for first, last in self._passes(chunks):
             batch = build_batch(chunks[first:last], copies, self._block_size)
             copies = ()
-            output = self._backend.run(batch.step, batch.draws, batch.targets)
+            masks = self.matchers.masks(chunks[first:last])
+            output = self._backend.run(
+                batch.step, batch.draws, batch.targets, history_lens=batch.history_lens, masks=masks
+            )
             for chunk, token in zip(batch.draw_chunks, output.tokens, strict=True):
+                if failed and first + chunk in failed:
+                    continue  # what stands behind a draw that failed does not count
                 if isinstance(token, str):
                     failed[first + chunk] = token
                 else:
-                    tokens[first + chunk] = token
+                    tokens[first + chunk] += (token,)
             for chunk, token in zip(batch.target_chunks, output.row_logprobs, strict=True):
                 if prompt_logprobs is None:
                     prompt_logprobs = [[] for _ in chunks]
@@ -52,11 +59,16 @@ class ModelRunner:
             forward_s += output.forward_s
             sample_s += output.sample_s
             gil_wait_s += output.gil_wait_s
+        errors: dict[int, str] = {}
+        for chunk in failed:
+            if (error := self.matchers.error(chunks[chunk].request_id)) is not None:
+                failed[chunk], errors[chunk] = "matcher_raised", error
         return StepResult(
             step_id=plan.step_id,
             tokens=tuple(tokens),
             prompt_logprobs=tuple(map(tuple, prompt_logprobs)) if prompt_logprobs is not None else (),
             failed=failed,
+            errors=errors,
             build_s=time.perf_counter() - started - forward_s - sample_s,
             forward_s=forward_s,
             sample_s=sample_s,

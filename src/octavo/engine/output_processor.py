@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class Ending:
     """A request that its text has ended, at a stop string ("stop") or because none could be made ("error")."""
 
-    request_id: str
+    event: TokenEvent  # the one with which it has; later ones of the step do not count
     reason: FinishReason
     stop: str  # the stop string, or what went wrong
 
@@ -211,14 +211,14 @@ class OutputProcessor:
             if output is not None:
                 outputs.append(output)
             if stop is not None:
-                endings.append(Ending(event.request_id, reason, stop))
+                endings.append(Ending(event, reason, stop))
         return outputs, endings
 
-    def fail(self, events: Iterable[TokenEvent], why: str) -> tuple[list[RequestOutput], list[Ending]]:
+    def fail(self, events: Sequence[TokenEvent], why: str) -> tuple[list[RequestOutput], list[Ending]]:
         """The same as ``process`` where that raised: all that had news end with an error."""
-        names = {event.request_id for event in events}
-        sequences = [self._sequences[name] for name in names if name in self._sequences]
-        return [self._failed(s, why) for s in sequences], [Ending(s.request_id, "error", why) for s in sequences]
+        news = {event.request_id: event for event in reversed(events) if event.request_id in self._sequences}
+        outputs = [self._failed(self._sequences[name], why) for name in news]
+        return outputs, [Ending(event, "error", why) for event in news.values()]
 
     def _failed(self, sequence: _SequenceText, why: str) -> RequestOutput:
         """The last output of a sequence whose text cannot be trusted; the plainest one if even counting it raises."""

@@ -13,6 +13,7 @@ from octavo.core.errors import InvalidRequest, PromptTooLong
 from octavo.core.limits import MAX_N
 from octavo.core.request import Request, Submission
 from octavo.core.sampling_params import SamplingParams
+from octavo.text.grammar import maker_of
 
 
 def make_requests(config: ResolvedConfig, submission: Submission, *, arrival_s: float) -> list[Request]:
@@ -44,6 +45,8 @@ def make_requests(config: ResolvedConfig, submission: Submission, *, arrival_s: 
             param="min_tokens",
         )
     _check_known_output(config, submission, max_tokens)
+    if submission.grammar is not None:
+        maker_of(submission.grammar)
     stops = _stop_ids(sampling.stop_token_ids, frozenset() if sampling.ignore_eos else config.eos_token_ids)
     _check_masks(sampling, stops)
     # one record for all of them: what follows from it is worked out once
@@ -62,6 +65,7 @@ def make_requests(config: ResolvedConfig, submission: Submission, *, arrival_s: 
             client=submission.client,
             cache_salt=submission.cache_salt,
             known_output=submission.known_output[index] if submission.known_output else None,
+            grammar=submission.grammar,
             choice_index=index,
             fork_of=None if index == 0 else submission.request_id,
         )

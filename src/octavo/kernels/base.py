@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, Literal, Protocol
@@ -266,21 +266,44 @@ def check_hidden_rows(step: ModelInput, hidden_rows: Sequence[int]) -> Sequence[
     return hidden_rows
 
 
+@hot_record
+class DrawMasks:
+    """The tokens that some draws of a step may take, told while its forward pass runs."""
+
+    draws: Sequence[int]  # which, ascending
+    #: Fills zeros [len(draws), ceil(vocab / 32)]: bit t % 32 of word t // 32 says that token t may be drawn. Any thread
+    #: may call it, once, and must before ``run`` returns or raises.
+    fill: Callable[[NDArray[np.uint32]], None]
+
+    def empty(self, vocab_size: int) -> NDArray[np.uint32]:
+        """What ``fill`` takes."""
+        return np.zeros((len(self.draws), -(-vocab_size // 32)), np.uint32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw(DrawRule):
     """What a draw is a pure function of, besides its logits row. Its ``history`` is all tokens before it."""
 
     position: int  # index in the sequence of the token being drawn
+    mask: NDArray[np.uint32] | None = None  # a row of DrawMasks; None: all may be drawn
 
     @classmethod
-    def at(cls, rule: DrawRule, position: int) -> Draw:
+    def at(
+        cls,
+        rule: DrawRule,
+        position: int,
+        history: Sequence[int] | None = None,
+        mask: NDArray[np.uint32] | None = None,
+    ) -> Draw:
+        """history: how much of the rule's history stands before it; None: all."""
         return cls(
             params=rule.params,
             random_stream=rule.random_stream,
-            history=rule.history,
+            history=rule.history if history is None else history,
             prompt_len=rule.prompt_len,
             banned_token_ids=rule.banned_token_ids,
             position=position,
+            mask=mask,
         )
 
 
@@ -416,13 +439,18 @@ class Backend(ABC):
         step: ModelInput,
         draws: Sequence[DrawRule],
         targets: Sequence[tuple[int, int]] = (),
+        *,
+        history_lens: Sequence[int] = (),
+        masks: DrawMasks | None = None,
         hidden_rows: Sequence[int] = (),
     ) -> StepOutput:
         """One step: copies, KV writes, forward, draws.
 
-        draws: for logit_rows[:len(draws)], each of the position after its row's. targets: (token id, number of
-        alternatives) of the logit rows after those, whose log-softmax is wanted at that token. hidden_rows: indices
-        into logit_rows whose ``Model.hidden`` is wanted; rows beyond draws and targets have no logits computed.
+        draws: for logit_rows[:len(draws)], each of the position after its row's; those of one sequence side by side.
+        targets: (token id, number of alternatives) of the logit rows after those, whose log-softmax is wanted at that
+        token. history_lens: per draw, how much of its rule's history stands before it; () all. masks: what some draws
+        may take; a row without a bit is a draw without a token ("no_token_left"). hidden_rows: indices into logit_rows
+        whose ``Model.hidden`` is wanted; rows beyond draws and targets have no logits computed.
         """
 
     def model_cost(self) -> ModelCost | None:

@@ -356,9 +356,9 @@ class Tracer:
         if len(decoding) == len(plan.chunks):
             chunks, prompt_tokens = StepChunks.of_decodes(decoding, plan.chunks), 0
         else:
-            self._record_prefills(plan, now)
+            self._record_chunks(plan, now)
             chunks = StepChunks.of(plan.chunks)
-            prompt_tokens = sum(chunks.lengths) - len(decoding)
+            prompt_tokens = sum(len(c.token_ids) for c in plan.chunks if c.reason not in ("decode", "verify"))
         for event in events:
             if event.finish_reason is not None:
                 self.finished(event, now)
@@ -407,11 +407,12 @@ class Tracer:
             else:
                 self.metrics.next_tokens(gap, now)
 
-    def _record_prefills(self, plan: StepPlan, now: float) -> None:
+    def _record_chunks(self, plan: StepPlan, now: float) -> None:
         for chunk in plan.chunks:
             if not chunk.is_decode and (trace := self._live.get(chunk.request_id)) is not None:
+                name: EventName = "DECODE_STEP" if chunk.reason == "verify" else "PREFILL_CHUNK"
                 length = len(chunk.token_ids)
-                trace.add("PREFILL_CHUNK", now, plan.step_id, start=chunk.start, length=length, reason=chunk.reason)
+                trace.add(name, now, plan.step_id, start=chunk.start, length=length, reason=chunk.reason)
 
 
 def _step_record(plan: StepPlan, result: StepResult | None, chunks: StepChunks, now: float) -> StepRecord:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from octavo.core.config import EngineConfig
 from octavo.core.plan import BudgetFacts, ChunkReason
 from octavo.scheduler.cost_model import StepCostModel, StepLoad
 
@@ -142,6 +143,14 @@ class AdaptiveChunkSizer(ChunkSizer):
         if self._target_itl_s is not None:
             return self._target_itl_s
         return max(0.050, 2.0 * self.cost.predict(decodes))
+
+
+def make_sizer(config: EngineConfig) -> ChunkSizer:
+    """The sizer that ``config`` wishes for."""
+    if config.chunking == "fixed":
+        return FixedChunkSizer(config.chunk_size)
+    target_itl_s = None if config.target_itl_ms is None else config.target_itl_ms / 1000.0
+    return AdaptiveChunkSizer(config.block_size, target_itl_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,9 +73,9 @@ class QueuePolicy(ABC):
     def candidates(self) -> Iterator[Sequence]:
         """Waiting sequences in the order of admission. The caller may ``remove`` the one it was just given."""
 
-    @abstractmethod
     def _order(self, seq: Sequence) -> float:
         """First part of a new sequence's rank; ties go to the earlier arrival."""
+        return 0.0
 
     @abstractmethod
     def _queue(self, seq: Sequence) -> list[Sequence]:
@@ -102,9 +102,6 @@ class FcfsPolicy(QueuePolicy):
     def clear(self) -> None:
         super().clear()
         self._waiting.clear()
-
-    def _order(self, seq: Sequence) -> float:
-        return 0.0
 
     def _queue(self, seq: Sequence) -> list[Sequence]:
         return self._waiting
@@ -223,9 +220,6 @@ class FairPolicy(QueuePolicy):
             for client in self._clients.values():
                 most = self._quantum if client.waiting else 0  # credit is not banked
                 client.deficit = min(client.deficit + rounds * self._quantum, most)
-
-    def _order(self, seq: Sequence) -> float:
-        return 0.0
 
     def _queue(self, seq: Sequence) -> list[Sequence]:
         return self._clients[seq.request.client].waiting

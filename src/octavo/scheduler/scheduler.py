@@ -12,7 +12,6 @@ from octavo.core.plan import (
     DrawFailure,
     FinishReason,
     SampledToken,
-    ScheduledChunk,
     StepPlan,
     StepResult,
     TokenEvent,
@@ -20,17 +19,12 @@ from octavo.core.plan import (
 from octavo.core.request import Request
 from octavo.memory.kv_cache_manager import KVCacheManager
 from octavo.scheduler.admission import AdmissionControl
-from octavo.scheduler.chunk_sizer import (
-    AdaptiveChunkSizer,
-    ChunkSizer,
-    FixedChunkSizer,
-    StepBudget,
-    StepSituation,
-)
+from octavo.scheduler.chunk_sizer import ChunkSizer, FixedChunkSizer, StepBudget, StepSituation, make_sizer
 from octavo.scheduler.cost_model import StepLoad
 from octavo.scheduler.draft import DECODE, Draft, OpenStep
 from octavo.scheduler.policy import FcfsPolicy, QueuePolicy, make_policy
-from octavo.scheduler.sequence import Sequence, SequenceView
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.speculation import Drafter, place_drafts
 
 
 class Scheduler:
@@ -60,6 +54,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_prefill_wait_s = max_prefill_wait_s
+        self.drafter: Drafter | None = None
         self._sequences: dict[str, Sequence] = {}
         self._groups: dict[str, list[Sequence]] = {}  # forks of one prompt, in order of arrival
         self._running: list[Sequence] = []  # sorted by rank: the policy's order
@@ -80,12 +75,6 @@ class Scheduler:
         groups: Collection[CacheGroup] = (FULL,),
     ) -> Scheduler:
         """The scheduler that ``config`` wishes for, over ``num_blocks`` blocks of each of the model's cache groups."""
-        target_s = None if config.target_itl_ms is None else config.target_itl_ms / 1000.0
-        sizer: ChunkSizer
-        if config.chunking == "fixed":
-            sizer = FixedChunkSizer(config.chunk_size)
-        else:
-            sizer = AdaptiveChunkSizer(config.block_size, target_s)
         return cls(
             KVCacheManager(
                 num_blocks if isinstance(num_blocks, int) else tuple(num_blocks),
@@ -94,7 +83,7 @@ class Scheduler:
                 enable_prefix_caching=config.enable_prefix_caching,
             ),
             policy=make_policy(config.policy, aging_s=config.aging_s, quantum=config.block_size),
-            sizer=sizer,
+            sizer=make_sizer(config),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=max_model_len,
@@ -115,9 +104,9 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    def sequences(self) -> tuple[SequenceView, ...]:
-        """Every unfinished sequence, in order of arrival."""
-        return tuple(SequenceView.of(seq) for seq in self._sequences.values())
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Every unfinished sequence, in order of arrival: to look at between two steps."""
+        return tuple(self._sequences.values())
 
     def add(self, request: Request) -> None:
         """Queue a request. One that no pool state could ever satisfy ends with the next plan (``StepPlan.failed``)."""
@@ -176,10 +165,12 @@ class Scheduler:
             self._place_prefills(draft, budget)
             if not draft.preempted:  # else there is no room, and the victim would be the first to return
                 self._admission.admit(draft, budget)
+        if self.drafter is not None and not self.manager.commits_every_step:
+            place_drafts(self.drafter, draft, self.manager, self._max_num_batched_tokens)
         load = _load_of(draft.placed)
         prefill_tokens = 0 if budget is None else budget.spent
         placed = list(draft.placed.items())
-        if prefill_tokens:
+        if prefill_tokens or self.drafter is not None:
             placed.sort(key=lambda item: item[1][0] > 1)
         sequences, chunks = [], []
         for seq, (num_tokens, reason) in placed:
@@ -209,12 +200,21 @@ class Scheduler:
         """
         step, events = self._close(plan)
         failed = result.failed
-        for i, (seq, chunk, token) in enumerate(zip(step.sequences, plan.chunks, result.tokens, strict=True)):
+        for i, (seq, chunk, tokens) in enumerate(zip(step.sequences, plan.chunks, result.tokens, strict=True)):
+            if seq.num_drafted:
+                taken, next_failed = self._advance_drafted(seq, tokens)
+                events += taken
+                if not next_failed:
+                    continue
+                assert i in failed, f"the runner left out a draw of {seq.request_id!r} and did not call it failed"
             if failed and i in failed:
-                events.append(self._fail(seq.request_id, seq.why_no_token(failed[i]), failed[i]))
+                why = seq.why_no_token(failed[i], result.errors.get(i))
+                events.append(self._fail(seq.request_id, why, failed[i]))
                 continue
-            logprobs = () if chunk.want_logprobs is None else result.prompt_logprobs[i]
-            event = self._advance(seq, chunk, token, logprobs)
+            logprobs: tuple[SampledToken, ...] = ()
+            if chunk.want_logprobs is not None:
+                logprobs, seq.next_prompt_logprob = result.prompt_logprobs[i], chunk.want_logprobs.positions.stop
+            event = self._advance(seq, len(chunk.token_ids), tokens[0] if tokens else None, logprobs)
             if event is not None:
                 events.append(event)
         self.manager.end_step()
@@ -328,22 +328,34 @@ class Scheduler:
 
     # Applying
 
+    def _advance_drafted(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> tuple[list[TokenEvent], bool]:
+        """A chunk with drafted tokens has run -> what its draws mean, and whether the next to count is one that failed.
+
+        Each draw is a step of its own: it counts if the sequence goes on and all drafted tokens before it were drawn.
+        """
+        drafted, events = seq.take_back(), list[TokenEvent]()
+        for token, guess in zip(tokens, [*drafted, None], strict=False):
+            event = self._advance(seq, 1, token, ())
+            assert event is not None
+            events.append(event)
+            if event.finish_reason is not None or token.token_id != guess:
+                return events, False
+        return events, True
+
     def _advance(
-        self, seq: Sequence, chunk: ScheduledChunk, token: SampledToken | None, logprobs: tuple[SampledToken, ...]
+        self, seq: Sequence, num_tokens: int, token: SampledToken | None, logprobs: tuple[SampledToken, ...]
     ) -> TokenEvent | None:
-        """One chunk has run."""
+        """So many positions have run, and the last one's draw, if the next token was not known, gave ``token``."""
         start = seq.num_computed
-        end = seq.num_computed = start + len(chunk.token_ids)
+        end = seq.num_computed = start + num_tokens
         size = self.manager.block_size
         if end // size > start // size or self.manager.commits_every_step:
             assert seq.table is not None
             self.manager.commit(seq.table, seq.tokens, end)
-        if chunk.want_logprobs is not None:
-            seq.next_prompt_logprob = chunk.want_logprobs.positions.stop
         if end < len(seq.tokens):
-            return TokenEvent(request_id=chunk.request_id, prompt_logprobs=logprobs) if logprobs else None
+            return TokenEvent(request_id=seq.request_id, prompt_logprobs=logprobs) if logprobs else None
         if seq.draws:
-            assert token is not None, f"the runner drew no token for {chunk.request_id!r} and did not call it failed"
+            assert token is not None, f"the runner drew no token for {seq.request_id!r} and did not call it failed"
             finish_reason, stop_reason = seq.append(token.token_id)
             self._policy.drew(seq)
         else:

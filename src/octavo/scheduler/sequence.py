@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from octavo.core.plan import ChunkReason, DrawFailure, DrawRule, FinishReason, ScheduledChunk, WantedLogprobs
@@ -32,6 +32,7 @@ class Sequence:
         "min_tokens",
         "next_prompt_logprob",
         "num_computed",
+        "num_drafted",
         "num_preemptions",
         "prepaid",
         "prompt_len",
@@ -50,6 +51,7 @@ class Sequence:
         self.tokens: list[int] = [*request.prompt_token_ids, *known]
         self.prompt_len = len(request.prompt_token_ids)
         self.num_computed = 0
+        self.num_drafted = 0  # the last tokens, which are guesses while a step checks them
         self.table: BlockTable | None = None
         self.admitted_step = -1  # step of the latest admission
         self.cached_tokens: int | None = None  # what the first admission found; None before it
@@ -65,7 +67,16 @@ class Sequence:
         self.draws = request.max_tokens > 0
         self.longest = self.prompt_len + request.max_tokens
         self.min_tokens = sampling.min_tokens
-        self.draw_rule = self._draw_rule(tuple(sorted(self.stop_token_ids)) if self.min_tokens > len(known) else ())
+        rule = DrawRule(
+            params=sampling,
+            random_stream=request.random_stream,
+            history=self.tokens if sampling.needs_history or request.grammar is not None else (),
+            prompt_len=self.prompt_len,
+        )
+        if self.min_tokens > len(known):
+            later = (self.prompt_len + self.min_tokens, rule)
+            rule = replace(rule, banned_token_ids=tuple(sorted(self.stop_token_ids)), later=later)
+        self.draw_rule = rule
         # first position whose prompt logprob is still owed; prompt_len: none
         owes_logprobs = sampling.prompt_logprobs is not None and not known
         self.next_prompt_logprob = 1 if owes_logprobs else self.prompt_len
@@ -124,65 +135,42 @@ class Sequence:
                 tokens_there, count = tokens[owed.start : owed.stop], self.sampling.prompt_logprobs or 0
                 wanted = WantedLogprobs(positions=owed, token_ids=tokens_there, num_alternatives=count)
                 chunk = replace(chunk, want_logprobs=wanted)
-        return chunk
+        return replace(chunk, draw_positions=range(start, end)) if self.num_drafted else chunk
 
     def append(self, token_id: int) -> tuple[FinishReason | None, int | None]:
         """One more output token -> (finish reason, the caller's stop token), None and None if it goes on."""
         tokens = self.tokens
         tokens.append(token_id)
         if self.min_tokens and self.num_output == self.min_tokens:
-            self.draw_rule = self._draw_rule(())
+            self.draw_rule = self.draw_rule.for_position(len(tokens))
         if token_id in self.stop_token_ids and self.num_output >= self.min_tokens:
             return "stop", token_id if token_id in self.sampling.stop_token_ids else None
         return ("length" if len(tokens) >= self.longest else None), None
 
+    def draft(self, token_ids: list[int]) -> None:
+        """These may follow. Until ``take_back`` they stand among its tokens, where draws look for their history."""
+        self.num_drafted = len(token_ids)
+        self.tokens += token_ids
+
+    def take_back(self) -> list[int]:
+        """The drafted tokens, which are none of its own any more."""
+        known = len(self.tokens) - self.num_drafted
+        drafted, self.num_drafted = self.tokens[known:], 0
+        del self.tokens[known:]
+        return drafted
+
     def restart(self) -> None:
         """Forget its blocks, which are gone, and what it waited for; its tokens stay."""
+        self.take_back()
         self.num_preemptions += self.table is not None
         self.table = self.awaiting = None
         self.num_computed = self.prepaid = 0
 
-    def why_no_token(self, failure: DrawFailure) -> str:
-        """What the caller is told."""
+    def why_no_token(self, failure: DrawFailure, error: str | None) -> str:
+        """What the caller is told. error: what its matcher raised."""
         if failure == "not_finite":
             return "no token could be drawn: the logits are not finite"
-        masks = " and ".join(self.sampling.masks) or "its masks"
+        if failure == "matcher_raised":
+            return f"the grammar's matcher failed after {self.num_output} tokens: {error}"
+        masks = " and ".join((*self.sampling.masks, *(["grammar"] if self.request.grammar else []))) or "its masks"
         return f"{masks} left no token to draw after {self.num_output} tokens; allow more tokens or forbid fewer"
-
-    def _draw_rule(self, banned: tuple[int, ...]) -> DrawRule:
-        return DrawRule(
-            params=self.sampling,
-            random_stream=self.request.random_stream,
-            history=self.tokens if self.sampling.needs_history else (),
-            prompt_len=self.prompt_len,
-            banned_token_ids=banned,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceView:
-    """A sequence as it stands between two steps, for debugging."""
-
-    request_id: str
-    state: SequenceState
-    client: str
-    num_tokens: int
-    prompt_len: int
-    num_computed_tokens: int
-    num_blocks: int
-    cached_tokens: int
-    num_preemptions: int
-
-    @classmethod
-    def of(cls, seq: Sequence) -> SequenceView:
-        return cls(
-            request_id=seq.request_id,
-            state=seq.state,
-            client=seq.request.client,
-            num_tokens=seq.num_tokens,
-            prompt_len=seq.prompt_len,
-            num_computed_tokens=seq.num_computed,
-            num_blocks=len(seq.table) if seq.table is not None else 0,
-            cached_tokens=seq.cached_tokens or 0,
-            num_preemptions=seq.num_preemptions,
-        )

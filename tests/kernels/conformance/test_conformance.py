@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from probe import (
 from octavo.core.errors import ConfigError
 from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.base import Array, Backend, Draw, KVCacheLayout, Ops, Weight
+from octavo.kernels.base import Array, Backend, Draw, DrawMasks, KVCacheLayout, Ops, Weight
 from octavo.kernels.reference import sampling as reference
 from octavo.kernels.reference.rope import inverse_frequencies
 from octavo.weights.dequantise import Encoding
@@ -302,4 +303,134 @@ def test_masks_that_leave_nothing_fail_their_own_draw_alone(maker: Any) -> None:
     seqs = [Seq([token], [i]) for i, token in enumerate((1, 2, 3))]
     tokens = made.run(step_input([(seq, 1) for seq in seqs], BLOCK), [free, masked, free]).tokens
     assert [token if isinstance(token, str) else "" for token in tokens] == ["", "no_token_left", ""]
+    made.close()
+
+
+def random_bits(rng: np.random.Generator, count: int) -> NDArray[np.uint32]:
+    """Masks that allow many tokens, few, one or none."""
+    bits = rng.integers(0, 1 << 32, (count, -(-VOCAB // 32)), dtype=np.uint32)
+    kinds = rng.integers(0, 5, count)
+    bits[kinds == 1] &= rng.integers(0, 1 << 32, bits.shape[1], dtype=np.uint32)
+    bits[kinds == 2] = 0
+    bits[kinds == 3] = 0xFFFFFFFF
+    bits[kinds == 4] = 0
+    bits[kinds == 4, 0] = 1 << 7
+    return bits
+
+
+def filled_with(draws: list[int], bits: NDArray[np.uint32]) -> DrawMasks:
+    def fill(rows: NDArray[np.uint32]) -> None:
+        assert not rows.any()
+        rows[:] = bits
+
+    return DrawMasks(draws, fill)
+
+
+def test_masked_draws_are_those_of_the_reference(maker: Any) -> None:
+    rng = np.random.default_rng(14)
+    table = (3 * rng.standard_normal((VOCAB, WIDTH))).astype(np.float32)
+    made = echo(maker, table)
+    near, none_left = 0, 0
+    for seed in range(60):
+        draws = [rule for rule in rules(seed, 8) if fits(rule)]
+        seqs = [Seq(tokens_of(1, 100 * seed + i), [i]) for i in range(len(draws))]
+        masked = sorted(rng.choice(len(draws), int(rng.integers(1, len(draws) + 1)), replace=False).tolist())
+        bits = random_bits(rng, len(masked))
+        rows = dict(zip(masked, bits, strict=True))
+        step = step_input([(seq, 1) for seq in seqs], BLOCK)
+        tokens = made.run(step, draws, masks=filled_with(masked, bits)).tokens
+        for i, (seq, rule, got) in enumerate(zip(seqs, draws, tokens, strict=True)):
+            logits = np.append(table[seq.tokens[-1]], np.float32(0.0))
+            wanted = reference.sample(logits, Draw.at(rule, 1, mask=rows.get(i)))
+            if isinstance(wanted, str) or isinstance(got, str):
+                assert got == wanted, rule
+                none_left += got == "no_token_left"
+            elif got.token_id != wanted.token_id:
+                near += 1  # a sum that lies at a boundary
+            else:
+                assert got.logprob == pytest.approx(wanted.logprob, abs=1e-4), "logprobs are of the raw row"
+    assert none_left > 20
+    assert near <= 2
+    made.close()
+
+
+def test_a_mask_holds_before_the_penalties_and_beside_the_other_masks(maker: Any) -> None:
+    table = np.zeros((VOCAB, WIDTH), np.float32)
+    table[1, :4] = 9.0, 8.0, 7.0, 6.0
+    made = echo(maker, table)
+    params = SamplingParams(
+        temperature=0.0, repetition_penalty=2.0, allowed_token_ids=(0, 1, 2, 3), logit_bias=((3, 2.5),)
+    )
+    rule = DrawRule(params=params, random_stream=0, history=[1, 1], prompt_len=1, banned_token_ids=(2,))
+    wanted = {0b1111: 0, 0b1110: 3, 0b0110: 1, 0b0100: "no_token_left", 1 << 9: "no_token_left"}
+    for word, token in wanted.items():
+        bits = np.array([[word, 0]], np.uint32)
+        (got,) = made.run(step_input([(Seq([1], [0]), 1)], BLOCK), [rule], masks=filled_with([0], bits)).tokens
+        assert (got if isinstance(got, str) else got.token_id) == token
+    made.close()
+
+
+def test_a_fill_that_raises_fails_the_step_and_no_other(maker: Any) -> None:
+    made = echo(maker, table_of(15))
+    rule = DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)
+    step = step_input([(Seq([3], [0]), 1)], BLOCK)
+
+    def fill(rows: NDArray[np.uint32]) -> None:
+        raise RuntimeError("no mask today")
+
+    with pytest.raises(RuntimeError, match="no mask today"):
+        made.run(step, [rule], masks=DrawMasks([0], fill))
+    (token,) = made.run(step, [rule]).tokens
+    assert not isinstance(token, str)
+    made.close()
+
+
+HISTORIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"repetition_penalty": 1.4, "presence_penalty": 0.7, "frequency_penalty": 0.9},
+    "dry": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breaker_ids": (5,)},
+    "bad words": {"bad_words_token_ids": ((3,), (4, 4, 6), *((a, b) for a in range(4) for b in range(6)))},
+    "stages": {"top_k": 9, "top_p": 0.9, "min_p": 0.01, "logit_bias": ((2, 1.0),)},
+}
+
+
+def drawn_at_once(made: Backend, tokens: list[int], spans: list[range], leak: int = 0, **sampling: Any) -> Any:
+    """Chunks of 12 tokens from 0 on, each drawing at its span, with what stands before each draw as its history.
+
+    leak: so many tokens more.
+    """
+    rule = DrawRule(params=SamplingParams(logprobs=2, **sampling), random_stream=5, prompt_len=3)
+    rules = [replace(rule, history=[*tokens, *tokens[:leak]], random_stream=i) for i in range(len(spans))]
+    places = [(i, position) for i, span in enumerate(spans) for position in span]
+    step = step_input(
+        [(Seq(tokens, [3 * i, 3 * i + 1, 3 * i + 2]), 12) for i in range(len(spans))],
+        BLOCK,
+        logit_rows=[12 * i + position for i, position in places],
+    )
+    lens = [position + 1 + leak for _, position in places]
+    return places, made.run(step, [rules[i] for i, _ in places], history_lens=lens).tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", HISTORIES)
+def test_several_draws_of_a_chunk_are_those_that_it_draws_one_by_one(maker: Any, name: str, temperature: float) -> None:
+    rng = np.random.default_rng(16)
+    table = (0.3 * rng.standard_normal((VOCAB, WIDTH))).astype(np.float32)
+    table[:, :8] += 2.0  # the tokens that stand in the history are the likely ones
+    made = echo(maker, table)
+    sampling = {**HISTORIES[name], "temperature": temperature}
+    tokens = rng.integers(0, 8, 12).tolist()
+    spans = [range(3, 9), range(11, 12), range(12), range(5, 6)]
+    places, found = drawn_at_once(made, tokens, spans, **sampling)
+    for (i, position), got in zip(places, found, strict=True):
+        seen = tokens[: position + 1]
+        rule = DrawRule(params=SamplingParams(logprobs=2, **sampling), random_stream=i, history=seen, prompt_len=3)
+        step = step_input([(Seq(seen, [0, 1, 2]), position + 1)], BLOCK)
+        (alone,) = made.run(step, [rule]).tokens
+        wanted = reference.sample(np.append(table[seen[-1]], np.float32(0.0)), Draw.at(rule, position + 1))
+        assert got.token_id == alone.token_id == wanted.token_id
+        assert got.logprob == pytest.approx(alone.logprob, abs=1e-5)
+    if name in ("penalties", "dry", "bad words"):  # a history that is longer by one would be noticed
+        _, other = drawn_at_once(made, tokens, spans, leak=1, **sampling)
+        assert [token.token_id for token in other] != [token.token_id for token in found]
     made.close()

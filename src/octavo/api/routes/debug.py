@@ -27,7 +27,7 @@ from octavo.api.schemas_completions import CompletionRequest
 from octavo.api.service import Service, client_of, service_of
 from octavo.api.sse import until_disconnect
 from octavo.core.errors import InvalidRequest
-from octavo.engine.inspection import step_dict
+from octavo.observability.snapshots import step_dict
 
 router = APIRouter(prefix="/debug", tags=["debug"])
 

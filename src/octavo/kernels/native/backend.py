@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from octavo.core.model_config import ModelConfig
 from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.kernels.base import (
     Backend,
+    DrawMasks,
     KVCacheLayout,
     MachineSpeed,
     Model,
@@ -88,6 +90,7 @@ class NativeBackend(Backend):
         self.fingerprint = f"native-{self.isa}-{numerics}-{self.kv_dtype}"
         self._config, self._fused = config, fused
         self._packer = DrawPacker()
+        self._mask_filler: ThreadPoolExecutor | None = None  # fills masks while run() computes without the GIL
         self._ledger = CostLedger()
         self._mapped: dict[int, mmap.mmap] = {}
         self._kv: _native.KvCache | None = None
@@ -174,18 +177,26 @@ class NativeBackend(Backend):
         step: ModelInput,
         draws: Sequence[DrawRule],
         targets: Sequence[tuple[int, int]] = (),
+        *,
+        history_lens: Sequence[int] = (),
+        masks: DrawMasks | None = None,
         hidden_rows: Sequence[int] = (),
     ) -> StepOutput:
         """Raises ``ValueError`` naming the array if the step could lead a kernel out of bounds."""
         assert self._program is not None, "bind() comes first"
         assert self._kv is not None, "allocate_kv_cache() comes first"
-        records, lists = self._packer.pack(draws)
+        records, lists = self._packer.pack(draws, history_lens)
         sizes = (step.num_tokens, step.num_rows, step.num_seqs, step.num_copies, step.num_groups)
         wanted = np.array(targets, np.int32) if targets else None
-        num_hidden = step.num_rows - len(draws) - len(targets) if hidden_rows else 0
-        rows, forward_s, sample_s, gil_wait_s = self._program.run(
-            self._kv, step.ints, sizes, records, lists, wanted, self.notify_fd, max(num_hidden, 0)
-        )
+        num_hidden = max(step.num_rows - len(draws) - len(targets), 0) if hidden_rows else 0
+        arrays, filling = (None, None) if masks is None else self._fill(masks, len(draws))
+        try:
+            rows, forward_s, sample_s, gil_wait_s = self._program.run(
+                self._kv, step.ints, sizes, records, lists, wanted, self.notify_fd, num_hidden, arrays
+            )
+        finally:
+            if filling is not None:
+                filling.result()
         # without keywords: see hot_record
         tokens = [
             (SampledToken(row) if row >= 0 else _FAILURES[row]) if isinstance(row, int) else SampledToken(*row)
@@ -200,6 +211,22 @@ class NativeBackend(Backend):
             hidden=self._program.hidden(check_hidden_rows(step, hidden_rows)) if hidden_rows else None,
         )
 
+    def _fill(self, masks: DrawMasks, num_draws: int) -> tuple[_native.Masks, Future[None]]:
+        """What the draws wait for, and a thread that writes it while they are computed."""
+        if self._mask_filler is None:
+            self._mask_filler = ThreadPoolExecutor(1, "octavo-masks")
+        bits, filled = masks.empty(self._config.vocab_size), _native.Latch()
+        rows = np.full(num_draws, -1, np.int32)
+        rows[masks.draws] = range(len(bits))
+
+        def fill() -> None:
+            try:
+                masks.fill(bits)
+            finally:
+                filled.open()
+
+        return (rows, bits, filled), self._mask_filler.submit(fill)
+
     def scratch_bytes(self) -> int:
         assert self._program is not None, "bind() comes first"
         return self._program.scratch_bytes
@@ -213,6 +240,8 @@ class NativeBackend(Backend):
     def close(self) -> None:
         """Release threads, weights and memory; idempotent."""
         self._program = self._kv = None
+        if self._mask_filler is not None:
+            self._mask_filler.shutdown()
         self.__dict__.pop("_built", None)
         self.__dict__.pop("_ledger", None)
         self.__dict__.pop("_context", None)

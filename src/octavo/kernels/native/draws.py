@@ -10,10 +10,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.limits import MAX_BAD_WORD_TOKENS
 from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.reference.sampling import MIN_REPETITION_PENALTY, MIN_TEMPERATURE, forbidden_tokens
@@ -44,7 +46,7 @@ DRAW_DTYPE = np.dtype(
         ("num_forbidden", "<i4"),
         ("num_history", "<i4"),
         ("num_breakers", "<i4"),
-        ("padding", "<i4"),
+        ("goes_on", "<i4"),  # the next draw has the same history, and as much of it or more
     ]
 )
 DrawList = NDArray[np.int32] | NDArray[np.float32]
@@ -71,19 +73,19 @@ class DrawPacker:
         self._plain: dict[int, bytes] = {}
         self._prepared: dict[int, _Prepared] = {}
 
-    def pack(self, draws: Sequence[DrawRule]) -> tuple[bytes, list[DrawList]]:
+    def pack(self, draws: Sequence[DrawRule], history_lens: Sequence[int] = ()) -> tuple[bytes, list[DrawList]]:
         """Records of DRAW_DTYPE, one per draw, and the lists of those that are not plain.
 
         Lists: bias ids, allowed, forbidden, history, breakers, bias values, each of one draw after the other; [] if
-        none has any.
+        none has any. history_lens: how much of its rule's history each draw sees; () all.
         """
         plain = self._plain
         try:
             return b"".join([plain[id(rule)] for rule in draws]), []
         except KeyError:
-            return self._pack_new(draws)
+            return self._pack_new(draws, history_lens)
 
-    def _pack_new(self, draws: Sequence[DrawRule]) -> tuple[bytes, list[DrawList]]:
+    def _pack_new(self, draws: Sequence[DrawRule], history_lens: Sequence[int]) -> tuple[bytes, list[DrawList]]:
         """The same where a draw is not plain, or new."""
         prepared = [self._prepared.get(id(rule.params)) or self._prepare(rule.params) for rule in draws]
         records = np.frombuffer(bytearray().join([half.record for half in prepared]), DRAW_DTYPE)
@@ -93,7 +95,7 @@ class DrawPacker:
             if is_plain and id(rule) not in self._plain:
                 self._plain[id(rule)] = record.tobytes()
                 weakref.finalize(rule, self._plain.pop, id(rule), None).atexit = False
-        lists = [] if all(plain) else _add_lists(records, draws, prepared)
+        lists = [] if all(plain) else _add_lists(records, draws, prepared, history_lens)
         return records.tobytes(), lists
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
@@ -129,12 +131,18 @@ def _prepare(params: SamplingParams) -> _Prepared:
     )
 
 
-def _add_lists(records: NDArray[np.void], draws: Sequence[DrawRule], prepared: Sequence[_Prepared]) -> list[DrawList]:
-    """The lists of these draws; their lengths go into the records."""
-    forbidden = [_forbidden(draw) for draw in draws]
-    history = [np.asarray(d.history, np.int32) if d.params.needs_history else _NO_INTS for d in draws]
+def _add_lists(
+    records: NDArray[np.void], draws: Sequence[DrawRule], prepared: Sequence[_Prepared], history_lens: Sequence[int]
+) -> list[DrawList]:
+    """The lists of these draws; their lengths go into the records. Draws that share a history have it once."""
+    if history_lens:
+        history, lens, records["goes_on"] = _heads(draws, history_lens)
+    else:
+        history = [np.asarray(d.history, np.int32) if d.params.needs_history else _NO_INTS for d in draws]
+        lens = [len(tokens) for tokens in history]
+    forbidden = list(map(_forbidden, draws, lens))
     records["num_forbidden"] = [len(tokens) for tokens in forbidden]
-    records["num_history"] = [len(tokens) for tokens in history]
+    records["num_history"] = lens
     records["prompt_len"] = [draw.prompt_len for draw in draws]
     return [
         np.concatenate([p.bias_ids for p in prepared]),
@@ -146,8 +154,23 @@ def _add_lists(records: NDArray[np.void], draws: Sequence[DrawRule], prepared: S
     ]
 
 
-def _forbidden(draw: DrawRule) -> NDArray[np.int32]:
+def _heads(
+    draws: Sequence[DrawRule], history_lens: Sequence[int]
+) -> tuple[list[NDArray[np.int32]], list[int], list[bool]]:
+    """Per draw: what it adds to the list of histories, how much of its history it sees, whether the next goes on."""
+    lens = [min(len(d.history), n) if d.params.needs_history else 0 for d, n in zip(draws, history_lens, strict=True)]
+    both = pairwise(zip(draws, lens, strict=True))
+    goes_on = [*(a.history is b.history and 0 < n <= m for (a, n), (b, m) in both), False]
+    heads = [
+        _NO_INTS if more or not n else np.asarray(draw.history, np.int32)[:n]
+        for draw, n, more in zip(draws, lens, goes_on, strict=True)
+    ]
+    return heads, lens, goes_on
+
+
+def _forbidden(draw: DrawRule, history_len: int) -> NDArray[np.int32]:
     words = draw.params.bad_words_token_ids
     if not words and not draw.banned_token_ids:
         return _NO_INTS
-    return np.array(sorted(forbidden_tokens(draw.history, words, draw.banned_token_ids)), np.int32)
+    seen = draw.history[max(0, history_len - MAX_BAD_WORD_TOKENS) : history_len]  # as much as a word can look at
+    return np.array(sorted(forbidden_tokens(seen, words, draw.banned_token_ids)), np.int32)

@@ -48,6 +48,7 @@ def adjust(logits: Logits, draw: Draw) -> Logits:
     params, history = draw.params, draw.history
     x = add_logit_bias(logits, params.logit_bias)
     x = mask(x, params.allowed_token_ids, forbidden_tokens(history, params.bad_words_token_ids, draw.banned_token_ids))
+    x = mask_bits(x, draw.mask)
     x = repetition_penalty(x, history, params.repetition_penalty)
     x = output_penalties(x, history[draw.prompt_len :], params.frequency_penalty, params.presence_penalty)
     return dry_penalty(x, history, params)
@@ -87,7 +88,7 @@ def forbidden_tokens(
     history: Sequence[int], bad_words: Sequence[Sequence[int]], banned: Sequence[int]
 ) -> frozenset[int]:
     """Banned tokens, and the last token of each bad word whose other tokens end the history (prompt included)."""
-    last = history[-1] if history else None  # looked at first: of hundreds of words few begin to be completed
+    last = history[-1] if len(history) else None  # looked at first: of hundreds of words few begin to be completed
     begun = (word for word in bad_words if len(word) == 1 or word[-2] == last)
     completing = (word[-1] for word in begun if list(history[len(history) - len(word) + 1 :]) == list(word[:-1]))
     return frozenset(banned) | frozenset(completing)
@@ -101,6 +102,14 @@ def mask(x: Logits, allowed: Sequence[int] | None, forbidden: frozenset[int]) ->
         out[list(allowed)] = x[list(allowed)]
     out[list(forbidden)] = -np.inf
     return out
+
+
+def mask_bits(x: Logits, bits: NDArray[np.uint32] | None) -> Logits:
+    """-inf for every token t whose bit, t % 32 of word t // 32, is not set (None: all are)."""
+    if bits is None:
+        return x
+    allowed = np.unpackbits(bits.astype("<u4").view(np.uint8), bitorder="little")[: len(x)]
+    return np.where(allowed == 1, x, np.float32(-np.inf))
 
 
 def repetition_penalty(x: Logits, history: Sequence[int], penalty: float) -> Logits:

@@ -29,7 +29,11 @@ def needs_adjusting(draw: Draw) -> bool:
     """Whether anything acts on this draw's logits before the temperature."""
     params = draw.params
     return bool(
-        params.logit_bias or draw.banned_token_ids or params.allowed_token_ids is not None or params.needs_history
+        params.logit_bias
+        or draw.banned_token_ids
+        or params.allowed_token_ids is not None
+        or params.needs_history
+        or draw.mask is not None
     )
 
 
@@ -89,6 +93,9 @@ def _mask(x: torch.Tensor, draws: Sequence[Draw]) -> None:
     tokens: list[int] = []
     for row, draw in enumerate(draws):
         params = draw.params
+        if draw.mask is not None:
+            bits = np.unpackbits(draw.mask.astype("<u4").view(np.uint8), bitorder="little")[: x.shape[1]]
+            x[row].masked_fill_(torch.from_numpy(bits == 0).to(x.device), -math.inf)
         if params.allowed_token_ids is not None:
             allowed = torch.tensor(params.allowed_token_ids, device=x.device)
             kept = x[row].index_select(0, allowed)

@@ -7,8 +7,11 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
@@ -16,6 +19,7 @@ from octavo.core.plan import DrawFailure, DrawRule, SampledToken
 from octavo.kernels.base import (
     Backend,
     Draw,
+    DrawMasks,
     KVCacheLayout,
     Model,
     ModelCost,
@@ -129,6 +133,9 @@ class TorchBackend(Backend):
         step: ModelInput,
         draws: Sequence[DrawRule],
         targets: Sequence[tuple[int, int]] = (),
+        *,
+        history_lens: Sequence[int] = (),
+        masks: DrawMasks | None = None,
         hidden_rows: Sequence[int] = (),
     ) -> StepOutput:
         assert self._model is not None, "bind() comes first"
@@ -146,10 +153,9 @@ class TorchBackend(Backend):
         ops = TorchOps(step, self._planes, self._layout, self._rotations, self.device)
         hidden = self._model.hidden(ops)
         logits = self._model.head(ops, hidden[: len(draws)]) if draws else None
+        placed = self._placed(step, draws, history_lens, masks)  # on the host, while a device computes
         self._synchronize()
         forward_done = time.perf_counter()
-        positions = (step.positions[step.logit_rows] + 1).tolist()
-        placed = [Draw.at(rule, position) for rule, position in zip(draws, positions, strict=False)]
         tokens = sample(logits, placed) if logits is not None else []
         logprobs = self._target_logprobs(ops, hidden[len(draws) : num_logits], targets)
         return StepOutput(
@@ -183,6 +189,24 @@ class TorchBackend(Backend):
             logits = self._model.head(ops, hidden[start : start + rows])
             found += row_logprobs(logits, targets[start : start + rows])
         return found
+
+    def _placed(
+        self, step: ModelInput, draws: Sequence[DrawRule], history_lens: Sequence[int], masks: DrawMasks | None
+    ) -> list[Draw]:
+        """Each draw with its position, the tokens before it (a view of the one array of its sequence) and its mask."""
+        positions = (step.positions[step.logit_rows] + 1).tolist()
+        histories: dict[int, Any] = {
+            id(rule.history): np.asarray(rule.history, np.int64) for rule in draws if rule.params.needs_history
+        }
+        seen = [histories.get(id(rule.history), ()) for rule in draws]
+        if history_lens:
+            seen = [history[:length] for history, length in zip(seen, history_lens, strict=True)]
+        rows: dict[int, NDArray[np.uint32]] = {}
+        if masks is not None:
+            bits = masks.empty(self._config.vocab_size)
+            masks.fill(bits)
+            rows = dict(zip(masks.draws, bits, strict=True))
+        return list(map(Draw.at, draws, positions, seen, map(rows.get, range(len(draws)))))
 
     def _synchronize(self) -> None:
         """Wait for the device, so that forward_s means the forward pass."""
