@@ -120,14 +120,14 @@ def test_hidden_rows_are_the_same_bits_in_any_chunks_and_company(activations: Ac
     whole = []
     for seq in seqs:
         n = len(seq.tokens)
-        whole.append(made.run(step_input([(seq, n)], BLOCK, logit_rows=range(n)), [], [], range(n)).hidden)
+        whole.append(made.run(step_input([(seq, n)], BLOCK, logit_rows=range(n)), [], hidden_rows=range(n)).hidden)
     rng, found = np.random.default_rng(1), [np.empty((0, 64), np.float32) for _ in seqs]
     while pending := [i for i, seq in enumerate(seqs) if seq.computed < len(seq.tokens)]:
         chunks = [(i, int(rng.integers(1, len(seqs[i].tokens) - seqs[i].computed + 1))) for i in pending]
         chunks.sort(key=lambda chunk: chunk[1] > 1)
         num_rows = sum(n for _, n in chunks)
         step = step_input([(seqs[i], n) for i, n in chunks], BLOCK, logit_rows=range(num_rows))
-        rows = made.run(step, [], [(3, 0)] * (num_rows // 2), range(num_rows)).hidden
+        rows = made.run(step, [], [(3, 0)] * (num_rows // 2), hidden_rows=range(num_rows)).hidden
         for i, n in chunks:
             found[i], rows = np.concatenate([found[i], rows[:n]]), rows[n:]
             seqs[i].computed += n

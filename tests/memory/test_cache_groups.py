@@ -220,8 +220,6 @@ def test_the_books_are_told_apart_by_group() -> None:
     assert manager.shortage(17 * SIZE) == (17, 16)
     tiny = KVCacheManager((16, 3), SIZE, groups=(FULL, WINDOW))
     assert tiny.shortage(40) == (4, 3)
-    (last,) = [node for node in manager.describe_tree() if node.depth == 6]
-    assert len(last.blocks) == 2
 
 
 @pytest.mark.parametrize("damage", ["given back twice", "window block in two nodes", "state leaked"])

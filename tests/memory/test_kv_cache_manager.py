@@ -218,17 +218,6 @@ def test_stats_count_blocks_and_lookups() -> None:
     manager.release(table)
 
 
-def test_the_tree_can_be_described() -> None:
-    manager = KVCacheManager(8, SIZE)
-    run(manager, list(range(8)), salt=b"alice")
-    table = start(manager, [0, 1, 2, 3, 9], salt=b"alice")
-    top, below = manager.describe_tree()
-    assert (top.depth, top.token_ids, top.holders, top.children, top.salted) == (1, (0, 1, 2, 3), 1, 1, True)
-    assert (below.depth, below.token_ids, below.holders, below.children) == (2, (4, 5, 6, 7), 0, 0)
-    assert manager.describe_tree(limit=1) == (top,)
-    manager.release(table)
-
-
 @pytest.mark.parametrize("damage", ["leak", "shared write", "cached write", "waits for nobody"])
 def test_integrity_finds_damage(damage: str) -> None:
     manager = KVCacheManager(8, SIZE)

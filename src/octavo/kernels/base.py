@@ -343,10 +343,6 @@ class KVCacheLayout:
             head_dim=head_dim,
         )
 
-    @property
-    def num_layers(self) -> int:
-        return sum(len(group.layers) for group in self.groups)
-
 
 def refuse_states(layout: KVCacheLayout) -> None:
     """Raise ConfigError if a layer keeps a recurrent state: no op of the seam reads or writes one."""

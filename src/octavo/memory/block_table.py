@@ -29,10 +29,6 @@ class BlockRow:
         self.first = 0
 
     @property
-    def capacity(self) -> int:
-        return len(self._ids)
-
-    @property
     def held(self) -> memoryview[int]:
         """View of the ids of the blocks that the sequence holds."""
         return self._view[self.first : self.num_blocks]

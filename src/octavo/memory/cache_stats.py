@@ -54,16 +54,3 @@ class CacheStats:
     @property
     def evictions(self) -> int:
         return sum(group.evictions for group in self.groups)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """One cached block of positions, for people."""
-
-    blocks: tuple[int, ...]  # of each group; -1: it has been given back
-    depth: int
-    token_ids: tuple[int, ...]
-    holders: int  # sequences that hold the first of them now
-    children: int
-    last_used: int  # on the tree's own clock
-    salted: bool

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 from octavo.core.cache_group import FULL, CacheGroup
 from octavo.memory.block_table import BlockRow, BlockTable, StateRow
-from octavo.memory.cache_stats import CacheStats, GroupStats, NodeView
+from octavo.memory.cache_stats import CacheStats, GroupStats
 from octavo.memory.group_blocks import NO_BLOCK, GroupBlocks
 from octavo.memory.prefix_tree import Match, Node, PrefixTree, hash_of
 
@@ -287,22 +286,6 @@ class KVCacheManager:
             lookup_tokens=self._lookup_tokens,
         )
 
-    def describe_tree(self, limit: int = 1000) -> tuple[NodeView, ...]:
-        """The first ``limit`` nodes, each parent followed by its subtree."""
-        return tuple(map(self._view, islice(self._tree.nodes(), limit)))
-
-    def _view(self, node: Node) -> NodeView:
-        held = next(((blocks, node.blocks[g]) for g, blocks in enumerate(self._blocks) if node.blocks[g] >= 0), None)
-        return NodeView(
-            blocks=tuple(node.blocks),
-            depth=node.depth,
-            token_ids=node.tokens,
-            holders=0 if held is None else held[0].pool.refs(held[1]) - 1,
-            children=len(node.children),
-            last_used=max(node.last_used),
-            salted=node.salt != b"",
-        )
-
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` naming the first inconsistency. O(blocks): for idle times and tests."""
         self._tree.check_integrity()
@@ -324,7 +307,6 @@ class KVCacheManager:
             ids = list(row.held)
             assert len(set(ids)) == len(ids), f"a block stands twice in one table: {ids}"
             if isinstance(row, BlockRow):
-                assert row.num_blocks <= row.capacity, "a table is longer than it can be"
                 assert set(row.ids[: row.first]) <= {NO_BLOCK}, "a table still names what it has given back"
             for block in ids:
                 holders[block] += 1

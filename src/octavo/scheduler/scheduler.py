@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as AnySequence
 
 from octavo.core.cache_group import FULL, CacheGroup
 from octavo.core.config import EngineConfig
@@ -70,19 +71,15 @@ class Scheduler:
         cls,
         config: EngineConfig,
         *,
-        num_blocks: int | Collection[int],
+        num_blocks: int | AnySequence[int],
         max_model_len: int,
-        groups: Collection[CacheGroup] = (FULL,),
+        groups: AnySequence[CacheGroup] = (FULL,),
     ) -> Scheduler:
         """The scheduler that ``config`` wishes for, over ``num_blocks`` blocks of each of the model's cache groups."""
+        size = config.block_size
         return cls(
-            KVCacheManager(
-                num_blocks if isinstance(num_blocks, int) else tuple(num_blocks),
-                config.block_size,
-                groups=tuple(groups),
-                enable_prefix_caching=config.enable_prefix_caching,
-            ),
-            policy=make_policy(config.policy, aging_s=config.aging_s, quantum=config.block_size),
+            KVCacheManager(num_blocks, size, groups=groups, enable_prefix_caching=config.enable_prefix_caching),
+            policy=make_policy(config.policy, aging_s=config.aging_s, quantum=size),
             sizer=make_sizer(config),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

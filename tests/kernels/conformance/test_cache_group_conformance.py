@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import BACKENDS
-from probe import BLOCK, HEAD_DIM, VOCAB, bound, tokens_of
-from test_conformance import TABLE, dense, packed_qkv
+from probe import BLOCK, HEAD_DIM, TABLE, VOCAB, bound, config, tokens_of
+from test_conformance import dense, packed_qkv
 
 from octavo.core.cache_group import CacheGroup
 from octavo.core.errors import ConfigError
@@ -21,8 +21,9 @@ GROUPS = (CacheGroup(kind="full", layers=(1,)), CacheGroup(kind="window", layers
 
 def three_layers(ops: Ops, x: Array, w: Mapping[str, Weight]) -> Array:
     """What layer 1, which sees everything, adds to what a window shows to layers 0 and 2."""
-    k, v = ops.rope(ops.linear(x, w["k"]), ops.positions, 1), ops.linear(x, w["v"])
-    q = ops.rope(ops.linear(x, w["q"]), ops.positions, 2)
+    table = config().ropes[0]
+    k, v = ops.rope(ops.linear(x, w["k"]), ops.positions, 1, table), ops.linear(x, w["v"])
+    q = ops.rope(ops.linear(x, w["q"]), ops.positions, 2, table)
     for layer in range(3):
         ops.write_kv(layer, k, v)
     first, middle, last = (
@@ -68,16 +69,10 @@ class Sequence:
 def made(request: pytest.FixtureRequest) -> Any:
     backend = bound(BACKENDS[request.param][0], TABLE, three_layers, packed_qkv(), num_layers=3)
     layout = KVCacheLayout(groups=GROUPS, num_blocks=(12, 5), block_size=BLOCK, num_kv_heads=1, head_dim=HEAD_DIM)
-    said = [backend.kv_bytes_per_token(backend_config(), len(group.layers)) for group in GROUPS]
+    said = [backend.kv_bytes_per_token(config(), len(group.layers)) for group in GROUPS]
     assert backend.allocate_kv_cache(layout) == BLOCK * (12 * said[0] + 5 * said[1])
     yield backend
     backend.close()
-
-
-def backend_config() -> Any:
-    from probe import config
-
-    return config(num_layers=3)
 
 
 def test_each_layer_reads_the_blocks_of_its_own_group(made: Backend) -> None:

@@ -206,7 +206,7 @@ def test_hidden_rows_besides_draws_and_target_logprobs_change_neither(maker: Any
     made, ids = layered_backend(maker), tokens_of(10, 6)
     seq = Seq(ids, [3, 1, 2])
     plain = made.run(step_input([(seq, 10)], BLOCK, logit_rows=[9, 4]), [GREEDY], [(7, 2)])
-    both = made.run(step_input([(seq, 10)], BLOCK, logit_rows=[9, 4, 6, 0]), [GREEDY], [(7, 2)], [3, 0, 1])
+    both = made.run(step_input([(seq, 10)], BLOCK, logit_rows=[9, 4, 6, 0]), [GREEDY], [(7, 2)], hidden_rows=[3, 0, 1])
     assert plain.hidden is None
     assert both.tokens[0].token_id == plain.tokens[0].token_id
     assert both.row_logprobs[0].logprob == pytest.approx(plain.row_logprobs[0].logprob, abs=10 * tolerance)
@@ -219,5 +219,5 @@ def test_a_hidden_row_that_the_step_does_not_have_is_named(maker: Any, row: int)
     made = layered_backend(maker)
     step = step_input([(Seq([1, 2, 3], [0]), 3)], BLOCK, logit_rows=[2, 1])
     with pytest.raises(ValueError, match=f"hidden_rows has {row} but the step has 2 logit rows"):
-        made.run(step, [GREEDY], [], [row])
+        made.run(step, [GREEDY], [], hidden_rows=[row])
     made.close()
