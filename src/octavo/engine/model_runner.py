@@ -32,9 +32,10 @@ class ModelRunner:
         forward_s = sample_s = gil_wait_s = 0.0
         copies = plan.block_copies
         for first, last in self._passes(chunks):
-            batch = build_batch(chunks[first:last], copies, self._block_size)
+            part = chunks[first:last]
+            batch = build_batch(part, copies, self._block_size)
             copies = ()
-            masks = self.matchers.masks(chunks[first:last])
+            masks = self.matchers.masks(part)
             output = self._backend.run(
                 batch.step, batch.draws, batch.targets, history_lens=batch.history_lens, masks=masks
             )
