@@ -138,7 +138,8 @@ class Engine:
         ended = [event.request_id for event in events if event.finish_reason is not None]
         traces = {name: self.tracer.request(name) for name in ended}
         self._trace(plan, outcome if isinstance(outcome, StepResult) else None, events, ended)
-        self.runner.matchers.close(ended)
+        if ended:
+            self.runner.matchers.close(ended)
         if not isinstance(outcome, StepResult | Exception):  # Ctrl-C: the books are closed, the caller can end the rest
             raise outcome
         return self._completed(outputs, traces) if ended else outputs

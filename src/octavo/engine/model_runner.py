@@ -36,19 +36,19 @@ class ModelRunner:
         forward_s = sample_s = gil_wait_s = 0.0
         copies = plan.block_copies
         for first, last in self._passes(chunks):
-            batch = build_batch(chunks[first:last], copies, self._block_size)
+            part = chunks[first:last]
+            batch = build_batch(part, copies, self._block_size)
             copies = ()
-            masks = self.matchers.masks(chunks[first:last])
+            masks = self.matchers.masks(part)
             output = self._backend.run(
                 batch.step, batch.draws, batch.targets, history_lens=batch.history_lens, masks=masks
             )
             for chunk, token in zip(batch.draw_chunks, output.tokens, strict=True):
-                if failed and first + chunk in failed:
-                    continue  # what stands behind a draw that failed does not count
+                index = first + chunk
                 if isinstance(token, str):
-                    failed[first + chunk] = token
-                else:
-                    tokens[first + chunk] += (token,)
+                    failed.setdefault(index, token)
+                elif not failed or index not in failed:  # what stands behind a draw that failed does not count
+                    tokens[index] = (*tokens[index], token) if tokens[index] else (token,)
             for chunk, token in zip(batch.target_chunks, output.row_logprobs, strict=True):
                 if prompt_logprobs is None:
                     prompt_logprobs = [[] for _ in chunks]
