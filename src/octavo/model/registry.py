@@ -24,6 +24,10 @@ class Architecture(Protocol):
 
     names: TensorNames  # of all its tensors
     interleaved: frozenset[str]  # parts of a layer whose rows its GGUF files pair as RoPE rotates them: 2j with 2j + 1
+    interleaved_in_hf: frozenset[str]  # the same of its safetensors
+    fused: Mapping[str, tuple[str, ...]]  # matrices of a layer that files have as one -> what they consist of, in order
+    fused_by_head: bool  # "qkv" in safetensors has the parts of one head after the other
+    unit_offset: bool  # gains of norms in safetensors are 1 less than what rows are multiplied by
 
     def from_gguf(self, keys: GGUFKeys) -> ModelConfig:
         """The shape that a GGUF file's metadata describes. Raises ``ModelFileError`` for a key that is not known."""
