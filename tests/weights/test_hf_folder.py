@@ -157,7 +157,7 @@ def test_rotary_settings_are_read_in_their_old_and_new_places(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model_type is 'mamba'; supported are llama, qwen2"),
+        ({"model_type": "mamba"}, "model_type is 'mamba'; supported are cohere2, .*llama, "),
         ({"model_type": ...}, "model_type is missing"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is set: only unquantised"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is set: this model runs code"),

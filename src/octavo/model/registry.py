@@ -16,7 +16,28 @@ from octavo.model.tensor_names import TensorNames
 
 #: ``general.architecture`` of a GGUF file, and ``model_type`` of a config.json -> (module under
 #: octavo.model.architectures, class). Nothing is imported until it is needed.
-ARCHITECTURES = {"llama": ("llama", "Llama"), "qwen2": ("qwen2", "Qwen2")}
+ARCHITECTURES = {
+    "llama": ("llama", "Llama"),
+    "qwen2": ("qwen2", "Qwen2"),
+    "qwen3": ("qwen3", "Qwen3"),
+    "mistral": ("mistral", "Mistral"),
+    "mistral3": ("mistral", "Ministral3"),
+    "ministral3": ("mistral", "Ministral3"),
+    "gemma2": ("gemma2", "Gemma2"),
+    "gemma3": ("gemma3", "Gemma3"),
+    "gemma3_text": ("gemma3", "Gemma3"),
+    "phi3": ("phi3", "Phi3"),
+    "granite": ("granite", "Granite"),
+    "smollm3": ("smollm3", "SmolLM3"),
+    "olmo2": ("olmo2", "Olmo2"),
+    "olmo3": ("olmo2", "Olmo3"),
+    "glm4": ("glm4", "Glm4"),
+    "exaone4": ("exaone4", "Exaone4"),
+    "cohere2": ("cohere2", "Cohere2"),
+    "starcoder2": ("starcoder2", "Starcoder2"),
+    "gpt_neox": ("gpt_neox", "GPTNeoX"),
+    "gptneox": ("gpt_neox", "GPTNeoX"),
+}
 
 
 class Architecture(Protocol):
