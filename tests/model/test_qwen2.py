@@ -73,7 +73,7 @@ def test_a_gguf_file_has_the_rows_in_the_order_of_the_weights(tmp_path: Path) ->
     [
         ({"use_sliding_window": True}, "use_sliding_window is on, which is not supported"),
         ({"use_sliding_window": "no"}, "use_sliding_window is 'no' but must be true or false"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
+        ({"rope_scaling": {"type": "made up", "factor": 4.0}}, "rope_type is 'made up'"),
     ],
 )
 def test_what_is_not_plain_qwen2_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -157,12 +157,14 @@ def test_rotary_settings_are_read_in_their_old_and_new_places(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model_type is 'mamba'; supported are llama, qwen2"),
+        ({"model_type": "mamba"}, "model_type is 'mamba'; supported are cohere2, .*llama, "),
         ({"model_type": ...}, "model_type is missing"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is set: only unquantised"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is set: this model runs code"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported are silu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'; supported are default"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'; supported are silu"),
+        ({"rope_scaling": {"rope_type": "made up", "factor": 4.0}}, "rope_type is 'made up'; supported are default"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "wave": 1}}, "wave is 1, which changes the model"),
+        ({"rope_scaling": {"rope_type": "longrope", "long_factor": [1, 0]}}, "long_factor must be a list of numbers"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor is missing"),
         ({"rope_scaling": [1]}, "rope_scaling is a list but must be an object"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not 1"),

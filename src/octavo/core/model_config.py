@@ -11,7 +11,7 @@ from octavo.core.cache_group import CacheGroup, group_by_window
 class RopeScaling:
     """How rotary frequencies were stretched for long contexts: ``kernels/reference/rope.py`` has the rules."""
 
-    kind: str  # "linear" | "llama3" | "yarn" | "longrope"
+    kind: str  # "linear" | "llama3" | "yarn"; "longrope", "dynamic": see ``settled``
     factor: float = 1.0  # longrope has one per pair instead, ``divisors``
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -20,6 +20,7 @@ class RopeScaling:
     beta_slow: float = 1.0  # yarn: one that turns so seldom is divided by ``factor``
     truncate: bool = True  # yarn: the bounds between the two are whole pairs
     divisors: tuple[float, ...] = ()  # longrope: of each pair's frequency
+    short_divisors: tuple[float, ...] = ()  # longrope: those of a context that is at most the original one
     attention_factor: float = 1.0  # cos and sin times this: queries and keys grow, scores by its square
 
 

@@ -46,7 +46,7 @@ def load_engine(wish: EngineConfig) -> Engine:
     backend = create_backend(wish, source.config, num_cores=machine.num_cores)
     weights = decoder.weight_bytes(source, backend)
     check_weights_fit(source.config, weights, machine)
-    model = decoder.load(source, backend)
+    model = decoder.load(source, backend, wish.max_model_len)
     backend.bind(model, max_tokens=wish.max_num_batched_tokens + wish.max_num_seqs, max_seqs=wish.max_num_seqs)
     free_bytes = backend.device_free_bytes()
     if free_bytes is None:

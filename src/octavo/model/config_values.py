@@ -37,13 +37,21 @@ class ConfigValues:
             self.fail(f"{key} is {_shown(value)} but must be a whole number from {low} to {high}")
         return value
 
-    def real(self, key: str, high: float = math.inf, *, default: float | None = None) -> float:
-        """A finite number above 0, at most ``high``."""
+    def real(
+        self, key: str, high: float = math.inf, *, default: float | None = None, low: float | None = None
+    ) -> float:
+        """A finite number above 0, or from ``low`` on, at most ``high``."""
         value = self._present(key, default)
         # the type test comes first: a huge int does not convert
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= min(high, 1e30):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not (value <= min(high, 1e30) and (value > 0 if low is None else value >= low))
+        ):
             self.fail(
-                f"{key} is {_shown(value)} but must be a number above 0" + (f" up to {high}" if high < 1e30 else "")
+                f"{key} is {_shown(value)} but must be a number "
+                + ("above 0" if low is None else f"from {low:g}")
+                + (f" up to {high}" if high < 1e30 else "")
             )
         return float(value)
 
@@ -79,7 +87,11 @@ def check_shape(config: ModelConfig, where: str) -> ModelConfig:
         raise ModelFileError(
             f"{where}: {config.num_heads} query heads cannot share {config.num_kv_heads} KV heads evenly"
         )
-    if config.rope_dim > config.head_dim or config.rope_dim % 2:
+    if config.layer_windows and len(config.layer_windows) != config.num_layers:
+        raise ModelFileError(
+            f"{where}: windows of {len(config.layer_windows)} layers, but there are {config.num_layers}"
+        )
+    if config.rope_dim < 2 or config.rope_dim > config.head_dim or config.rope_dim % 2:
         raise ModelFileError(
             f"{where}: {config.rope_dim} rotary dimensions must be an even number, at most head_dim {config.head_dim}"
         )

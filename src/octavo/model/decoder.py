@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Backend, Model, WeightBytes
+from octavo.kernels.reference.rope import settled
 from octavo.model.registry import build_model, find_architecture
 from octavo.model.weight_source import WeightSource
 
@@ -24,9 +27,10 @@ def weight_bytes(source: WeightSource, backend: Backend) -> WeightBytes:
     return WeightBytes(packed=packed, loading=max(peak, packed))
 
 
-def load(source: WeightSource, backend: Backend) -> Model:
-    """Pack every tensor of ``source`` once and build the model.
+def load(source: WeightSource, backend: Backend, max_model_len: int | None = None) -> Model:
+    """Pack every tensor of ``source`` once and build the model, for contexts of up to ``max_model_len`` tokens.
 
+    None: as many as the model takes. It chooses the table of rotations where a model has several (``rope.settled``).
     Raises ``ModelFileError`` for an unknown architecture, a missing tensor or one of another shape. Tensors are read
     one by one, so that beside the packed weights only one tensor is in memory at a time.
     """
@@ -36,4 +40,10 @@ def load(source: WeightSource, backend: Backend) -> Model:
         if tensor.shape != spec.shape:
             raise ModelFileError(f"tensor {name} has shape {tensor.shape} but the config asks for {spec.shape}")
         weights[name] = backend.pack(tensor, spec.uses)
-    return build_model(source.config, weights)
+    return build_model(settled_config(source.config, max_model_len or source.config.max_position), weights)
+
+
+def settled_config(config: ModelConfig, context: int) -> ModelConfig:
+    """The config with every table of rotations settled for contexts of up to ``context`` tokens."""
+    ropes = tuple(table and settled(table, context) for table in config.ropes)
+    return config if ropes == config.ropes else replace(config, layer_ropes=ropes)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig
 from octavo.model.config_values import llama3_frequency_divisors
-from octavo.model.gguf_keys import ROPE_FACTORS, GGUFKeys, shape_keys
+from octavo.model.gguf_keys import ROPE_FACTORS, ROPE_TENSORS, GGUFKeys, shape_keys
 from octavo.model.registry import ARCHITECTURES, Architecture, find_architecture, known_architectures
 from octavo.model.tensor_names import part_of
+from octavo.model.tensor_pieces import Piece, is_interleaved, pieces_of, rotate_half_order
 from octavo.model.weight_source import WeightSource
 from octavo.weights.dequantise import Encoding
 from octavo.weights.gguf_file import GGUFFile, GGUFTensor
@@ -38,6 +39,7 @@ class GGUFWeights(WeightSource):
         try:
             self.config = read_gguf_config(self.file)
             self._architecture = find_architecture(self.config.architecture)
+            self._pieces: dict[str, Piece] = {}
             self._file_names = self._canonical_names()
         except BaseException:
             self.file.close()
@@ -48,18 +50,15 @@ class GGUFWeights(WeightSource):
         return self._file_names.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
+        return self._pieces[name].shape_of(self._entry(name).shape)
 
     def encoding(self, name: str) -> Encoding:
         return self._entry(name).encoding
 
     def tensor(self, name: str) -> WeightTensor:
         tensor = self._entry(name)
-        data = self.file.data(tensor.name)
-        if is_interleaved(self._architecture, name) and tensor.shape[0] % self.config.head_dim == 0:
-            data = _reordered(data, tensor.shape[0], rotate_half_order(self.config))
-        # else a mis-shaped one stays as it is: check_complete names it
-        return WeightTensor(name=name, shape=tensor.shape, encoding=tensor.encoding, data=data)
+        data = self._pieces[name].data_of(self.file.data(tensor.name), tensor.shape[0])
+        return WeightTensor(name=name, shape=self.shape(name), encoding=tensor.encoding, data=data)
 
     def close(self) -> None:
         self.file.close()
@@ -73,14 +72,15 @@ class GGUFWeights(WeightSource):
         """Canonical name -> name in the file, for every tensor that is a weight."""
         names: dict[str, str] = {}
         for file_name in self.file.tensors:
-            if file_name == ROPE_FACTORS:
+            if file_name in ROPE_TENSORS:
                 continue
-            name = self._architecture.names.from_gguf(file_name)
-            if name in names:
-                raise ModelFileError(
-                    f"{self.file.path}: tensors {names[name]!r} and {file_name!r} are both {plain(name, 100)!r}"
-                )
-            names[name] = file_name
+            name, shape = self._architecture.names.from_gguf(file_name), self.file.tensors[file_name].shape
+            for piece in pieces_of(self._architecture, self.config, name, shape, "gguf"):
+                if piece.name in names:
+                    both = f"tensors {names[piece.name]!r} and {file_name!r} are both {plain(piece.name, 100)!r}"
+                    raise ModelFileError(f"{self.file.path}: {both}")
+                names[piece.name] = file_name
+                self._pieces[piece.name] = piece
         return names
 
 
@@ -115,25 +115,8 @@ def write_model(path: Path, source: WeightSource, tokenizer: Mapping[str, object
     write_gguf(path, metadata, infos, data)
 
 
-def is_interleaved(architecture: Architecture, name: str) -> bool:
-    """Whether the file keeps the two dimensions that RoPE rotates together in neighbouring rows of this tensor.
-
-    The kernels pair j with j + rope_dim / 2 of a head instead of 2j with 2j + 1. Dimensions beyond rope_dim are not
-    rotated and stay where they are.
-    """
-    return name.startswith("layers.") and part_of(name) in architecture.interleaved
-
-
-def rotate_half_order(config: ModelConfig) -> NDArray[np.intp]:
-    """[head_dim]: which row of a head in an interleaved file each row in rotate-half order is."""
-    half = config.rope_dim // 2
-    order = np.arange(config.head_dim)
-    order[: 2 * half] = np.arange(2 * half).reshape(half, 2).T.ravel()
-    return order
-
-
 def _as_in_file(architecture: Architecture, tensor: WeightTensor, config: ModelConfig) -> NDArray[np.uint8]:
-    if not is_interleaved(architecture, tensor.name):
+    if not tensor.name.startswith("layers.") or not is_interleaved(architecture, part_of(tensor.name), "gguf"):
         return tensor.data
     return _reordered(tensor.data, tensor.shape[0], np.argsort(rotate_half_order(config)))
 

@@ -13,16 +13,20 @@ from octavo.core.errors import ModelFileError
 from octavo.core.model_config import ModelConfig
 from octavo.model.hf_fields import HFFields
 from octavo.model.registry import ARCHITECTURES, find_architecture, known_architectures
+from octavo.model.tensor_pieces import Piece, pieces_of
 from octavo.model.weight_source import WeightSource
-from octavo.weights.dequantise import Encoding
+from octavo.weights.dequantise import Encoding, dequantise
 from octavo.weights.hf_files import CONFIG, INDEX, SINGLE, read_index
 from octavo.weights.mapped_file import confined, read_small
 from octavo.weights.safetensors import SafetensorsEntry, SafetensorsFile
 from octavo.weights.strict_json import MAX_JSON_BYTES, parse_object
 from octavo.weights.tensor import WeightTensor
 
-# Old checkpoints carry the rotary frequencies; they follow from rope_theta, which is what octavo uses.
-_ROTARY_BUFFER = re.compile(r"model\.(layers\.[0-9]{1,5}\.self_attn\.)?rotary_emb\.inv_freq")
+# Old checkpoints carry the rotary frequencies and masks; they follow from the config, which is what octavo uses.
+_BUFFER = re.compile(
+    r"model\.(layers\.[0-9]{1,5}\.self_attn\.)?rotary_emb\.inv_freq"
+    r"|gpt_neox\.layers\.[0-9]{1,5}\.attention\.(rotary_emb\.inv_freq|bias|masked_bias)"
+)
 
 
 class HFFolderWeights(WeightSource):
@@ -37,7 +41,8 @@ class HFFolderWeights(WeightSource):
         config_bytes = read_small(confined(folder, CONFIG), MAX_JSON_BYTES)
         where = str(folder / CONFIG)
         self.config = read_hf_config(parse_object(config_bytes, where), where, folder.name)
-        self._names = find_architecture(self.config.architecture).names
+        self._architecture = find_architecture(self.config.architecture)
+        self._pieces: dict[str, Piece] = {}
         digest = sha256(config_bytes)
         self._where: dict[str, tuple[SafetensorsFile, SafetensorsEntry]] = {}
         self._files: list[SafetensorsFile] = []
@@ -58,14 +63,21 @@ class HFFolderWeights(WeightSource):
         return self._where.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._find(name)[1].shape
+        return self._pieces[name].shape_of(self._find(name)[1].shape)
 
     def encoding(self, name: str) -> Encoding:
-        return self._find(name)[1].encoding
+        return "F32" if self._adds_one(name) else self._find(name)[1].encoding
 
     def tensor(self, name: str) -> WeightTensor:
         file, entry = self._find(name)
-        return WeightTensor(name=name, shape=entry.shape, encoding=entry.encoding, data=file.data(entry.name))
+        data, encoding = self._pieces[name].data_of(file.data(entry.name), entry.shape[0]), entry.encoding
+        if self._adds_one(name):
+            data, encoding = (dequantise(data, encoding, self.shape(name)) + 1.0).astype("<f4").view(np.uint8), "F32"
+        return WeightTensor(name=name, shape=self.shape(name), encoding=encoding, data=data)
+
+    def _adds_one(self, name: str) -> bool:
+        """Whether the file's numbers are gains of a norm, less 1."""
+        return self._architecture.unit_offset and name.endswith("norm.weight")
 
     def close(self) -> None:
         for file in self._files:
@@ -81,13 +93,15 @@ class HFFolderWeights(WeightSource):
         if missing := [name for name in indexed if name not in file.tensors]:
             raise ModelFileError(f"{INDEX} says that {missing[0]!r} is in {file.path}, but it is not")
         for entry in file.tensors.values():
-            if _ROTARY_BUFFER.fullmatch(entry.name):
+            if _BUFFER.fullmatch(entry.name):
                 continue
-            name = self._names.from_hf(entry.name)
-            if name in self._where:
-                other = self._where[name][0].path.name
-                raise ModelFileError(f"{self.folder}: tensor {name!r} is both in {other} and in {file.path.name}")
-            self._where[name] = (file, entry)
+            whole = self._architecture.names.from_hf(entry.name)
+            for piece in pieces_of(self._architecture, self.config, whole, entry.shape, "hf"):
+                name = piece.name
+                if name in self._where:
+                    other = self._where[name][0].path.name
+                    raise ModelFileError(f"{self.folder}: tensor {name!r} is both in {other} and in {file.path.name}")
+                self._where[name], self._pieces[name] = (file, entry), piece
 
     def _drop_copy_of_tied_head(self) -> None:
         """Some writers store a tied head a second time. Equal bytes are left out; others contradict the config."""

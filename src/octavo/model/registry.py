@@ -16,7 +16,28 @@ from octavo.model.tensor_names import TensorNames
 
 #: ``general.architecture`` of a GGUF file, and ``model_type`` of a config.json -> (module under
 #: octavo.model.architectures, class). Nothing is imported until it is needed.
-ARCHITECTURES = {"llama": ("llama", "Llama"), "qwen2": ("qwen2", "Qwen2")}
+ARCHITECTURES = {
+    "llama": ("llama", "Llama"),
+    "qwen2": ("qwen2", "Qwen2"),
+    "qwen3": ("qwen3", "Qwen3"),
+    "mistral": ("mistral", "Mistral"),
+    "mistral3": ("mistral", "Ministral3"),
+    "ministral3": ("mistral", "Ministral3"),
+    "gemma2": ("gemma2", "Gemma2"),
+    "gemma3": ("gemma3", "Gemma3"),
+    "gemma3_text": ("gemma3", "Gemma3"),
+    "phi3": ("phi3", "Phi3"),
+    "granite": ("granite", "Granite"),
+    "smollm3": ("smollm3", "SmolLM3"),
+    "olmo2": ("olmo2", "Olmo2"),
+    "olmo3": ("olmo2", "Olmo3"),
+    "glm4": ("glm4", "Glm4"),
+    "exaone4": ("exaone4", "Exaone4"),
+    "cohere2": ("cohere2", "Cohere2"),
+    "starcoder2": ("starcoder2", "Starcoder2"),
+    "gpt_neox": ("gpt_neox", "GPTNeoX"),
+    "gptneox": ("gpt_neox", "GPTNeoX"),
+}
 
 
 class Architecture(Protocol):
@@ -24,6 +45,10 @@ class Architecture(Protocol):
 
     names: TensorNames  # of all its tensors
     interleaved: frozenset[str]  # parts of a layer whose rows its GGUF files pair as RoPE rotates them: 2j with 2j + 1
+    interleaved_in_hf: frozenset[str]  # the same of its safetensors
+    fused: Mapping[str, tuple[str, ...]]  # matrices of a layer that files have as one -> what they consist of, in order
+    fused_by_head: bool  # "qkv" in safetensors has the parts of one head after the other
+    unit_offset: bool  # gains of norms in safetensors are 1 less than what rows are multiplied by
 
     def from_gguf(self, keys: GGUFKeys) -> ModelConfig:
         """The shape that a GGUF file's metadata describes. Raises ``ModelFileError`` for a key that is not known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,27 @@ def inverse_frequencies(table: RopeTable) -> Doubles:
     raise ModelFileError(
         f"RoPE scaling {scaling.kind!r} is not supported; octavo knows linear, llama3, yarn and longrope"
     )
+
+
+def settled(table: RopeTable, context: int) -> RopeTable:
+    """The table for contexts up to ``context`` tokens, where the model would choose by the length of each sequence.
+
+    One for all: keys that are cached have been rotated by one table, and another could not read them.
+    longrope has one set of divisors up to the original context and another beyond. dynamic is NTK-aware scaling
+    (bloc97 2023, as transformers has it): theta grows with the part of the context that is beyond the original one.
+    """
+    scaling = table.scaling
+    if scaling is None or scaling.kind not in ("longrope", "dynamic"):
+        return table
+    if scaling.kind == "longrope":
+        short = scaling.short_divisors and context <= scaling.original_context
+        divisors = scaling.short_divisors if short else scaling.divisors
+        return replace(table, scaling=replace(scaling, divisors=divisors, short_divisors=()))
+    if table.dim < 4:
+        raise ModelFileError(f"dynamic RoPE scaling needs at least 4 rotated dimensions, not {table.dim}")
+    over = max(context / scaling.original_context, 1.0)
+    grown = scaling.factor * over - (scaling.factor - 1.0)
+    return replace(table, theta=table.theta * grown ** (table.dim / (table.dim - 2)), scaling=None)
 
 
 def attention_factor(table: RopeTable) -> float:

@@ -21,11 +21,16 @@ class Qwen2(Llama):
     @classmethod
     def from_hf(cls, fields: HFFields) -> ModelConfig:
         """The shape that a config.json describes. ``sliding_window`` alone means nothing: it is off in most of them."""
-        if fields.flag("use_sliding_window", default=False):
-            fields.fail("use_sliding_window is on, which is not supported: some layers would see less than all")
+        refuse_sliding_window(fields)
         return fields.decoder(attention_bias=True)
 
     @classmethod
     def biased(cls, config: ModelConfig) -> frozenset[str]:
         """The linear layers of a block that have a bias."""
         return frozenset("qkv")
+
+
+def refuse_sliding_window(fields: HFFields) -> None:
+    """Raise ``ModelFileError`` if the window is on: which layers have it, files of this family do not say alike."""
+    if fields.flag("use_sliding_window", default=False):
+        fields.fail("use_sliding_window is on, which is not supported: some layers would see less than all")

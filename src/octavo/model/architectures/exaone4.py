@@ -1,0 +1,43 @@
+"""EXAONE 4 (LG AI Research 2025, arXiv:2507.11407): norms after, normed heads, rotation only through windows."""
+
+from __future__ import annotations
+
+from octavo.core.model_config import ModelConfig
+from octavo.model.architectures.olmo2 import Olmo2
+from octavo.model.gguf_keys import GGUFKeys
+from octavo.model.hf_fields import HFFields
+
+
+class Exaone4(Olmo2):
+    """Of a model with windows, layers without one are not rotated; one without windows rotates in all."""
+
+    qk_norm = "head"
+
+    @classmethod
+    def from_gguf(cls, keys: GGUFKeys) -> ModelConfig:
+        """The shape that a GGUF file describes."""
+        key, layers, table = "attention.sliding_window", keys.num_layers(), keys.rope()
+        window = keys.whole(key, 1 << 24, low=0, default=0)
+        sliding = keys.every(f"{key}_pattern", 4, layers) if window else (False,) * layers
+        return keys.decoder(
+            also_known={key, f"{key}_pattern"},
+            layer_windows=tuple(window if slides else None for slides in sliding),
+            layer_ropes=tuple(table if slides or not window else None for slides in sliding),
+        )
+
+    @classmethod
+    def from_hf(cls, fields: HFFields) -> ModelConfig:
+        """The shape that a config.json describes."""
+        window, table = fields.window(), fields.rope()
+        pattern = fields.values.get("sliding_window_pattern")
+        if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+            sliding = fields.sliding_layers(lambda i: pattern[i % len(pattern)] == "L")
+        else:
+            step = fields.whole("sliding_window_pattern", 1 << 12, low=0, default=4) or 1
+            sliding = fields.sliding_layers(lambda i: (i + 1) % step != 0)
+        if window is None:
+            sliding = (False,) * fields.num_layers()
+        return fields.decoder(
+            layer_windows=tuple(window if slides else None for slides in sliding),
+            layer_ropes=tuple(table if slides or window is None else None for slides in sliding),
+        )

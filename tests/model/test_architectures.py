@@ -1,0 +1,154 @@
+"""Every architecture against transformers, from safetensors and GGUF, in chunks; on native the same bits always."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from architecture_cases import CASES, VOCAB, Case, twin_of, write_twin
+from numpy.typing import NDArray
+
+from octavo.core.plan import SampledToken
+from octavo.kernels.base import Backend, KVCacheLayout, ModelInput
+from octavo.kernels.native.backend import NativeBackend
+from octavo.kernels.torch.backend import TorchBackend
+from octavo.model.decoder import expected_tensors, load
+from octavo.model.open_model import check_complete, open_weights
+from octavo.model.registry import ARCHITECTURES
+from octavo.model.weight_source import WeightSource
+from random_model import make_step
+
+pytestmark = pytest.mark.slow
+BLOCK = 16
+LENGTH = 90
+
+
+@pytest.fixture(scope="module", params=CASES)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(case, tokens, transformers' logprobs [tokens, vocab], its folder, its GGUF file or None)."""
+    import torch
+
+    case = CASES[request.param]
+    folder = tmp_path_factory.mktemp("model")
+    twin = twin_of(case)
+    twin.save_pretrained(folder)
+    file = None
+    if case.arch is not None:
+        file = folder / "file" / "model.gguf"
+        file.parent.mkdir()
+        write_twin(case, twin, file)
+    length = min(LENGTH, case.context or LENGTH)
+    tokens = np.random.default_rng(3).integers(0, VOCAB, length)
+    force_table(twin, case)
+    with torch.no_grad():
+        logprobs = twin(torch.from_numpy(tokens[None])).logits[0].log_softmax(-1).numpy()
+    return case, tokens.tolist(), logprobs, folder, file
+
+
+def force_table(twin: Any, case: Case) -> None:
+    """Where transformers chooses the rotations by the length of a sequence: those of the longest one."""
+    if case.context is None:
+        return
+    import torch
+
+    with torch.no_grad():
+        twin(torch.zeros(1, case.context, dtype=torch.long))
+    for module in twin.modules():
+        if hasattr(module, "rope_type") and "rope_type" in vars(module):
+            module.rope_type = "default"  # whatever comes next leaves the frequencies as they are
+
+
+def backend_of(source: WeightSource, make: Any, case: Case) -> Backend:
+    c = source.config
+    check_complete(source, expected_tensors(c))
+    backend: Backend = make(c)
+    backend.bind(load(source, backend, case.context), max_tokens=256, max_seqs=8)
+    backend.allocate_kv_cache(
+        KVCacheLayout(
+            num_layers=c.num_layers, num_blocks=40, block_size=BLOCK, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim
+        )
+    )
+    return backend
+
+
+def native(c: Any) -> NativeBackend:
+    return NativeBackend(c, 2, "exact", "float32", activations="int8")
+
+
+def in_chunks(backend: Backend, tokens: list[int], cuts: list[int], table: list[int]) -> list[SampledToken]:
+    """Logprob of each next token, and the most probable one."""
+    found: list[SampledToken] = []
+    for start, end in pairwise(cuts):
+        step = rows_of(make_step([(start, tokens[start:end])], [table], BLOCK), range(end - start))
+        targets = [(token, 1) for token in [*tokens, 0][start + 1 : end + 1]]
+        for row in backend.run(step, [], targets).row_logprobs:
+            assert isinstance(row, SampledToken)
+            found.append(row)
+    return found
+
+
+def rows_of(step: ModelInput, rows: Iterable[int]) -> ModelInput:
+    """The step with other rows, without that of a draw."""
+    return ModelInput.of(
+        token_ids=step.token_ids,
+        positions=step.positions,
+        slot_mapping=step.slot_mapping,
+        logit_rows=rows,
+        query_starts=step.query_starts,
+        context_lens=step.context_lens,
+        block_tables=list(step.block_tables),
+        copies=step.copies.tolist(),
+    )
+
+
+def close_to(found: list[SampledToken], logprobs: NDArray[np.float32], tokens: list[int]) -> None:
+    wanted = [logprobs[i, token] for i, token in enumerate(tokens[1:])]
+    np.testing.assert_allclose([row.logprob for row in found[:-1]], wanted, atol=2e-4)
+    best = np.sort(logprobs, axis=-1)
+    clear = best[:, -1] - best[:, -2] > 1e-3  # a soft cap makes near equals of large logits
+    assert clear.mean() > 0.9
+    assert np.all((np.array([row.top[0][0] for row in found]) == logprobs.argmax(-1))[clear])
+
+
+@pytest.mark.parametrize("make", [native, lambda c: TorchBackend(c, device="cpu", threads=1)], ids=["native", "torch"])
+@pytest.mark.parametrize("file_format", ["safetensors", "gguf"])
+def test_logprobs_are_those_of_transformers(made: Any, make: Any, file_format: str) -> None:
+    case, tokens, logprobs, folder, file = made
+    if file_format == "gguf" and file is None:
+        return  # llama.cpp does not convert such a model
+    source = open_weights(folder if file_format == "safetensors" else file)
+    backend = backend_of(source, make, case)
+    n = len(tokens)
+    close_to(in_chunks(backend, tokens, [0, n], [3, 1, 5, 2, 7, 9]), logprobs, tokens)
+    close_to(in_chunks(backend, tokens, [0, 1, 2, 9, 10, 33, n], [10, 31, 15, 22, 17, 19]), logprobs, tokens)
+    backend.close()
+    source.close()
+
+
+def test_the_same_bits_in_chunks_in_company_and_after_a_prefix_hit(made: Any) -> None:
+    case, tokens, _, folder, _ = made
+    source = open_weights(folder)
+    backend = backend_of(source, native, case)
+    n, table = len(tokens), [3, 1, 5, 2, 7, 9]
+    alone = in_chunks(backend, tokens, [0, n], table)
+    assert in_chunks(backend, tokens, [0, 1, 13, 14, 40, n], [10, 31, 15, 22, 17, 19]) == alone
+    # two blocks of the first run, and the head of a third copied
+    hit = [3, 1, 30, 32, 33, 34]
+    step = rows_of(make_step([(40, tokens[40:])], [hit], BLOCK, copies=[(5, 30, 8)]), range(n - 40))
+    targets = [(token, 1) for token in [*tokens[41:], 0]]
+    assert backend.run(step, [], targets).row_logprobs == alone[40:]
+    # beside others
+    rng = np.random.default_rng(1)
+    other = rng.integers(0, VOCAB, 30).tolist()
+    step = rows_of(make_step([(n - 1, tokens[-1:]), (0, other)], [table, [20, 21]], BLOCK), [0])
+    assert backend.run(step, [], [(0, 1)]).row_logprobs == alone[-1:]
+    backend.close()
+    source.close()
+
+
+def test_every_architecture_has_a_case() -> None:
+    covered = {case.model_type for case in CASES.values()} | {case.arch for case in CASES.values()}
+    assert ARCHITECTURES.keys() - covered <= {"gemma3"}
