@@ -66,6 +66,21 @@ def test_every_id_is_that_of_llama_cpp(name: str) -> None:
     assert len(cases) > 20
 
 
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_a_real_file_gives_the_ids_of_llama_cpp(name: str) -> None:
+    """Of the two model files of tests/data/README.md, where $OCTAVO_TEST_QWEN2 or $OCTAVO_TEST_GEMMA3 names one."""
+    path = os.environ.get(f"OCTAVO_TEST_{name.upper()}")
+    if path is None:
+        pytest.skip(f"OCTAVO_TEST_{name.upper()} names no file")
+    file = GGUFFile(Path(path))
+    try:
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+    finally:
+        file.close()
+    for case in json.loads((DATA / f"tokens_{name}.json").read_text(encoding="utf-8")):
+        assert tokenizer.encode(case["text"], parse_special=True, add_bos=False) == case["ids"], case["text"]
+
+
 @pytest.mark.parametrize(
     ("name", "adds_bos", "ends"),
     [

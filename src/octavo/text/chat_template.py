@@ -167,6 +167,13 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     return normal
 
 
+def content_texts(content: Any) -> list[str]:
+    """The texts of a message's content, which need not have been checked: itself, those of its parts, or none."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return [text for text in texts if isinstance(text, str)]
+
+
 def _check_content(content: Any, index: int, *, may_be_null: bool) -> str | list[Any] | None:
     if isinstance(content, str) or (content is None and may_be_null):
         return content

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from jinja2 import Environment, Template, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError, TemplateRuntimeError
 from jinja2.ext import Extension, LoopControlExtension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -295,6 +296,7 @@ class SandboxedTemplate:
         instrumented.set_environment(environment)
         code = environment.compile(instrumented)
         self._template = Template.from_code(environment, code, environment.make_globals(None))
+        self.variables = frozenset(find_undeclared_variables(self.tree))  # that it looks up in what it is given
 
     def render(
         self,

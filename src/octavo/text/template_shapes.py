@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from octavo.core.errors import InvalidRequest
+from octavo.text.template_budget import RenderLimit
 from octavo.text.template_probe import TOOL, probe
 from octavo.text.template_sandbox import SandboxedTemplate
 
@@ -29,6 +30,7 @@ class TemplateShapes:
     def __init__(self, template: SandboxedTemplate, names: Mapping[str, str]) -> None:
         self._template = template
         self._names = names
+        self._gave_up = False
         self._takes_parts = cache(self._find_takes_parts)  # by role: five
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -153,5 +155,12 @@ class TemplateShapes:
         return [*chat, {"role": "tool", "name": "octavo_tool", "tool_call_id": "octavo123", "content": result}]
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        if self._gave_up:
+            return None
         tools = {"tools": [TOOL]} if any("tool_calls" in message for message in messages) else {}
-        return probe(self._template, {**self._names, **tools, "messages": messages, "add_generation_prompt": True})
+        variables = {**self._names, **tools, "messages": messages, "add_generation_prompt": True}
+        try:
+            return probe(self._template, variables)
+        except RenderLimit:  # it will not end for real messages either; one look is enough
+            self._gave_up = True
+            return None

@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from jinja2.exceptions import TemplateError
 
+from octavo.text.template_budget import RenderLimit
 from octavo.text.template_filters import words
 from octavo.text.template_probe import probe
 from octavo.text.template_sandbox import EXPRESSION_ERRORS, compile_template
@@ -95,11 +96,11 @@ def _special_run(text: str, find: FindToken) -> list[int]:
 @lru_cache(maxsize=8)
 def _parts(template: str, names: tuple[tuple[str, str], ...]) -> tuple[str, str, str]:
     """A chat, and of it what stands behind the last answer, and behind one before; "" where the template fails."""
+    variables = {**dict(names), "messages": _CHAT, "add_generation_prompt": False}
     try:
-        compiled = compile_template(template)
-    except (TemplateError, SyntaxError, *EXPRESSION_ERRORS):
+        text = probe(compile_template(template), variables) or ""
+    except (RenderLimit, TemplateError, SyntaxError, *EXPRESSION_ERRORS):
         return "", "", ""  # whoever chats with it will be told
-    text = probe(compiled, {**dict(names), "messages": _CHAT, "add_generation_prompt": False}) or ""
     before, found, behind_last = text.rpartition(_LAST_ANSWER)
     return (text, behind_last, before.partition(_ANSWER)[2]) if found else ("", "", "")
 
