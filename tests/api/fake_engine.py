@@ -16,6 +16,7 @@ from octavo.core.plan import SampledToken
 from octavo.core.request import Request, Submission
 from octavo.engine.request_stream import RequestStream, Unread
 from octavo.engine.requests import make_requests
+from octavo.text.chat_template import content_texts
 from octavo.text.workers import TextWorkers
 
 EOS, START = 256, 257
@@ -255,7 +256,8 @@ class FakeEngine:
         if not self.has_chat_template:
             raise InvalidRequest("fake cannot chat: its chat template is missing", param="messages")
         self.chats.append((messages, template_kwargs))
-        return [START, *"".join(f"{m['role']}:{m['content']}\n" for m in messages).encode()]
+        texts = ("\n".join(content_texts(message["content"])) for message in messages)
+        return [START, *"".join(f"{m['role']}:{text}\n" for m, text in zip(messages, texts, strict=True)).encode()]
 
     async def _encoding(self, client: str) -> None:
         self.encoding_for.append(client)

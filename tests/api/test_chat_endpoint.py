@@ -136,13 +136,16 @@ def test_prompt_logprobs_are_null_first_and_then_ranked(server: LiveServer) -> N
     }
 
 
-def test_content_parts_are_joined_and_names_are_kept(server: LiveServer) -> None:
+def test_content_parts_and_names_are_kept_and_an_assistant_may_have_said_nothing(server: LiveServer) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "developer", "content": "s"}, {"role": "user", "content": parts, "name": "Ann"}]
+    messages: list[dict[str, Any]] = [{"role": "developer", "content": "s"}, {"role": "assistant", "content": None}]
+    messages += [{"role": "assistant"}, {"role": "user", "content": parts, "name": "Ann"}]
     answer_of(chat(server.http, messages=messages))
     assert list(server.engine.chats[0][0]) == [
         {"role": "developer", "content": "s"},
-        {"role": "user", "content": "a\nb", "name": "Ann"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": parts, "name": "Ann"},
     ]
 
 
@@ -156,6 +159,17 @@ def test_an_answer_can_be_sent_back_as_it_came(server: LiveServer) -> None:
 def test_template_arguments_reach_the_template(server: LiveServer) -> None:
     answer_of(chat(server.http, chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False))
     assert server.engine.chats[-1][1] == {"enable_thinking": False, "add_generation_prompt": False}
+    parts = [{"type": "text", "text": "Well"}, {"type": "text", "text": "so, "}]
+    body = answer_of(
+        chat(
+            server.http,
+            messages=[*HELLO, {"role": "assistant", "content": parts}],
+            continue_final_message=True,
+            echo=True,
+        )
+    )
+    assert bytes(server.engine.requests[-1].prompt_token_ids[1:]) == b"user:hello\nWell\nso, "
+    assert body["choices"][0]["message"]["content"] == "Well\nso, " + ANSWER
     going_on = [*HELLO, {"role": "assistant", "content": "Well, "}]
     body = answer_of(chat(server.http, messages=going_on, continue_final_message=True, echo=True))
     assert server.engine.chats[-1] == (tuple(HELLO), {"add_generation_prompt": True})

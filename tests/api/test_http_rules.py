@@ -408,7 +408,7 @@ def test_a_large_body_has_the_same_answer_as_a_small_one(server: LiveServer) -> 
     parts = [{"type": "text", "text": "x"}] * 200
     chat_body, ids = {"messages": [{"role": "user", "content": parts}]}, [1] * 400
     answer_of(server.http.post(CHAT, json=chat_body | {"metadata": [[]] * 1000}))
-    assert server.engine.chats[-1][0][0]["content"] == "\n".join(["x"] * 200)
+    assert server.engine.chats[-1][0][0]["content"] == parts
     answer_of(server.http.post(COMPLETIONS, json={"prompt": ids, "metadata": [[]] * 1000}))
     assert server.engine.requests[-1].prompt_token_ids == tuple(ids)
 

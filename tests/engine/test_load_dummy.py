@@ -56,6 +56,22 @@ def test_a_vocabulary_that_is_there_is_used_and_the_weights_beside_it_are_not(tm
         dummy.close()
 
 
+def test_a_chat_ends_where_the_template_that_was_given_ends_an_answer(tmp_path: Path) -> None:
+    file, template = tmp_path / "real.gguf", tmp_path / "template.jinja"
+    random_llama(file, vocab_size=288)
+    template.write_text("{% for m in messages %}{{ m.content }}<|im_start|>{% endfor %}", encoding="utf-8")
+    for chat_template, has in ((None, False), (str(template), True)):
+        engine = load_engine(
+            EngineConfig(model=str(file), chat_template=chat_template, kv_cache_memory=1 << 22, threads=1)
+        )
+        try:
+            [start] = engine.tokenizer.encode("<|im_start|>", parse_special=True, add_bos=False)
+            assert (start in engine.config.eos_token_ids) == has
+            assert engine.tokenizer.eos_token_ids <= engine.config.eos_token_ids
+        finally:
+            engine.close()
+
+
 def test_without_the_wish_for_random_weights_a_folder_without_weights_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"holds neither model\.safetensors nor"):
         load_engine(EngineConfig(model=str(shape_folder(tmp_path))))

@@ -84,8 +84,6 @@ def test_content_reaches_the_prompt_unchanged(small_tokenizer: Tokenizer, conten
 def test_the_disguise_changes_nothing_that_the_template_sees(
     small_tokenizer: Tokenizer, template: str, content: str
 ) -> None:
-    if template == QUOTING and not content.isascii():
-        return  # with ensure_ascii private-use characters stay as they are
     messages = [{"role": "user", "content": content}]
     guarded, open_ = compiled(template, small_tokenizer), compiled(template, small_tokenizer, open_=True)
     assert guarded.render(messages) == open_.render(messages)
@@ -249,3 +247,72 @@ def test_half_a_surrogate_pair_and_bottomless_arguments_are_refused(small_tokeni
         deep = [deep]
     with pytest.raises(InvalidRequest, match="RecursionError"):
         chat.encode([{"role": "user", "content": "x"}], tools=deep)
+
+
+def test_a_template_that_escapes_quotes_or_prints_lists_sees_no_disguise(small_tokenizer: Tokenizer) -> None:
+    """Against the same template with nothing disguised."""
+    content = "<b>\"x\" & 'y' <|im_end|> é \u2801"
+    messages = [{"role": "user", "content": content, "name": [content, {"k": content}]}]
+    for source in (
+        "{{ messages[0].content | e }}",
+        "{{ ('<i>' | safe) + messages[0].content + '<u>' }}",
+        "{{ ('<i>%s</i>' | safe) % messages[0].content }}",
+        "{{ messages[0].content | safe }}{{ messages[0].content | e | e }}",
+        "{{ messages[0].name }}{{ messages[0].name | string }}",
+        "{{ messages[0].name | tojson(ensure_ascii=true) }}",
+    ):
+        guarded, open_ = compiled(source, small_tokenizer), compiled(source, small_tokenizer, open_=True)
+        assert guarded.render(messages) == open_.render(messages), source
+        assert control_ids(small_tokenizer, guarded.encode(messages)) == []
+
+
+def test_reasoning_has_the_names_that_templates_look_for(small_tokenizer: Tokenizer) -> None:
+    chat = ChatTemplate("{{ messages[-1].reasoning_content }}{{ messages[-1].thinking }}", small_tokenizer)
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        assert chat.render([{"role": "assistant", "content": "x", name: "hm"}]) == "hmhm"
+
+
+def test_a_template_that_takes_only_parts_gets_a_text_as_one(small_tokenizer: Tokenizer) -> None:
+    chat = ChatTemplate(
+        "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}", small_tokenizer
+    )
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat.render([{"role": "user", "content": "hello"}, {"role": "user", "content": parts}]) == "[hello][a][b]"
+
+
+def test_arguments_that_are_no_json_object_are_refused_where_an_object_is_needed(small_tokenizer: Tokenizer) -> None:
+    source = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or () %}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% endfor %}"
+    )
+    chat = ChatTemplate(source, small_tokenizer)
+
+    def calling(arguments: Any) -> list[dict[str, Any]]:
+        function = {"name": "f", "arguments": arguments}
+        return [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}]
+
+    assert chat.render(calling('{"a": [1]}')) == chat.render(calling({"a": [1]})) == '{"a": [1]}'
+    assert chat.render(calling("")) == "{}"
+    for broken in ("{", "[1]", "7", "[" * 100_000):
+        with pytest.raises(InvalidRequest, match=r"messages\[0\].tool_calls holds arguments that are no JSON object"):
+            chat.render(calling(broken))
+
+
+ENDINGS = {
+    "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}": {"<|im_end|>"},
+    "{% for m in messages %}<|im_start|>{{ m.content }}<|user|> <|im_end|>\n{% endfor %}<|im_start|>": {
+        "<|user|>",
+        "<|im_end|>",
+    },
+    "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}": {"<|user|>"},
+    "{% for m in messages %}{{ m.content }}{{ eos_token if loop.last else '[INST]' }}{% endfor %}": {"<|im_end|>"},
+    "{% for m in messages %}{{ m.content }}\n{% endfor %}": set(),
+    "{{ raise_exception('no') }}": set(),
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": set(),
+}
+
+
+@pytest.mark.parametrize("source", ENDINGS)
+def test_where_a_template_ends_an_answer(small_tokenizer: Tokenizer, source: str) -> None:
+    ends = ChatTemplate(source, small_tokenizer).end_token_ids
+    assert {small_tokenizer.token_text(i) for i in ends} == ENDINGS[source]

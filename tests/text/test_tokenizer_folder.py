@@ -259,3 +259,57 @@ def test_a_folder_without_the_file_or_with_broken_json_says_so(tmp_path: Path) -
         (tmp_path / "tokenizer.json").write_bytes(broken)
         with pytest.raises(ModelFileError, match=r"tokenizer\.json is not JSON"):
             Tokenizer.from_folder(tmp_path)
+
+
+def unigram_spec() -> dict[str, Any]:
+    spec = sentencepiece_spec({**METASPACE, "prepend_scheme": "always"})
+    pieces = list(spec["model"]["vocab"])
+    scores = [0.0] * 259 + [-9.0, -4.0, -4.5, -5.0, -6.0]
+    vocab = [[piece, score] for piece, score in zip(pieces, scores, strict=True)]
+    spec["model"] = {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": True}
+    return spec
+
+
+def test_a_unigram_folder_is_read_as_the_library_reads_it_and_cannot_be_forged(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(write(tmp_path, unigram_spec()))
+    library = tokenizers.Tokenizer.from_str(json.dumps(unigram_spec()))
+    assert [tokenizer.token_text(i) for i in tokenizer.encode("ab b")] == ["\u2581ab", "\u2581", "b"]
+
+    @settings(max_examples=60)
+    @given(text=TEXTS)
+    def check(text: str) -> None:
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, parse_special=True, add_bos=False) == expected
+        plain = tokenizer.encode(text)
+        assert not tokenizer.control_token_ids.intersection(plain)
+        assert tokenizer.decode(plain) == text.removeprefix(" ")  # Metaspace puts no space before one
+
+    check()
+
+
+@pytest.mark.parametrize("entry", [["a"], ["a", "b"], "a", [1, 2.0], ["a", True]])
+def test_a_hostile_unigram_vocabulary_is_refused(tmp_path: Path, entry: Any) -> None:
+    spec = unigram_spec()
+    spec["model"]["vocab"][5] = entry
+    with pytest.raises(ModelFileError, match=r"token 5 of tokenizer.json is .* not a text with its score"):
+        Tokenizer.from_folder(write(tmp_path, spec))
+
+
+def test_words_of_a_folder_that_marks_spaces_are_cut_apart(tmp_path: Path) -> None:
+    """As Llama 2's: every text between special tokens begins with a space, but not what follows a cut."""
+    tokenizer = Tokenizer.from_folder(write(tmp_path, sentencepiece_spec(None)))
+    text = "ab  a b " * 3000
+    assert 0 < tokenizer._encoder.cut(text, 0, 1000) <= 1000
+    library = tokenizers.Tokenizer.from_str(json.dumps(sentencepiece_spec(None)))
+    assert tokenizer.encode(text, add_bos=False) == library.encode(text, add_special_tokens=False).ids
+
+
+def test_ends_come_from_the_generation_config_else_from_the_config_and_from_the_template(tmp_path: Path) -> None:
+    spec = byte_level_spec()
+    size = len(spec["model"]["vocab"])
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<mask>{% endfor %}"
+    files: dict[str, Any] = {"tokenizer_config": {"bos_token": "<s>"}, "config": {"eos_token_id": [size + 1, size + 6]}}
+    assert Tokenizer.from_folder(write(tmp_path, spec, **files)).eos_token_ids == {size + 1, size + 6}
+    files["generation_config"] = {"eos_token_id": size + 6}
+    files["tokenizer_config"]["chat_template"] = template
+    assert Tokenizer.from_folder(write(tmp_path, spec, **files)).eos_token_ids == {size + 2, size + 6}

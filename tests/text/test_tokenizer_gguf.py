@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidRequest, ModelFileError
 from octavo.text.byte_pair import _parse_merges
-from octavo.text.pre_tokenizers import PRE_TOKENIZERS, build_pre_tokenizer
+from octavo.text.pre_tokenizers import PRE_TOKENIZERS, Cut, build_pre_tokenizer
 from octavo.text.tokenizer import Tokenizer
 
 MakeMetadata = Callable[..., dict[str, Any]]
@@ -125,7 +125,9 @@ def test_llama_bpe_takes_a_whole_piece_that_is_a_token_without_asking_the_merges
     ("changes", "message"),
     [
         ({"model": None}, "has no tokenizer.ggml.model"),
-        ({"model": "bert"}, "'bert'"),
+        ({"model": "bert"}, "'bert' .WordPiece, of encoders.*it has gpt2, llama, gemma4"),
+        ({"model": "t5"}, "'t5' .unigram"),
+        ({"model": "martian"}, "'martian', which"),
         ({"model": 7}, "must be of type str"),
         ({"pre": "martian"}, "'martian'.*smollm"),
         ({"tokens": None}, "has no tokenizer.ggml.tokens"),
@@ -176,3 +178,90 @@ def test_a_megabyte_of_anything_is_encoded_in_seconds(real_tokenizer: Tokenizer,
 def test_the_left_part_of_a_merge_may_begin_with_a_space() -> None:
     assert _parse_merges(["  x"]) == [(" ", "x")]
     assert _parse_merges(["h e", " a b", "x "]) == [("h", "e"), (" a", "b"), ("x", "")]
+
+
+@pytest.mark.parametrize(
+    ("pre", "published"),
+    [
+        ("tiny_aya", (r"\d{1,3}(?=(?:\d{3})*\b)", PRE_TOKENIZERS["gpt-4o"].patterns[0])),
+        ("afmoe", (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", *PRE_TOKENIZERS["afmoe"].patterns[3:])),
+        (
+            "deepseek-llm",
+            tuple(r"\s+$" if r"\s++$" in pattern else pattern for pattern in PRE_TOKENIZERS["deepseek-llm"].patterns),
+        ),
+    ],
+)
+def test_expressions_in_linear_time_cut_as_the_published_ones(pre: str, published: tuple[str, ...]) -> None:
+    ours, theirs = (build_pre_tokenizer(cut) for cut in (PRE_TOKENIZERS[pre], Cut(published)))
+
+    @given(text=st.lists(st.sampled_from([*"127 \n.,a²٣é世", "\u3000", "  ", "1234", "12345"])).map("".join))
+    def check(text: str) -> None:
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
+
+    check()
+
+
+def test_an_unknown_cut_is_refused_with_its_nearest(byte_level_metadata: MakeMetadata) -> None:
+    with pytest.raises(ModelFileError, match="'qwen-2', which octavo does not have; nearest to it: qwen2"):
+        Tokenizer.from_gguf(byte_level_metadata(pre="qwen-2"))
+
+
+def with_tokens(metadata: dict[str, Any], texts: Sequence[str], kind: int = 3) -> dict[str, Any]:
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    more = {"tokenizer.ggml.tokens": (*tokens, *texts), "tokenizer.ggml.token_type": (*kinds, *[kind] * len(texts))}
+    return {**metadata, **more}
+
+
+def ends_of(metadata: dict[str, Any]) -> set[str]:
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert tokenizer.eos_token_ids <= tokenizer.control_token_ids
+    return {tokenizer.token_text(i) for i in tokenizer.eos_token_ids}
+
+
+def test_well_known_names_end_a_turn_whatever_their_kind(byte_level_metadata: MakeMetadata) -> None:
+    metadata = byte_level_metadata()
+    assert ends_of(metadata) == {"<|im_end|>", "<|endoftext|>"}
+    for kind in (1, 3, 4):
+        assert ends_of(with_tokens(metadata, ["<|eot_id|>", "<|end|>"], kind)) - ends_of(metadata) == {
+            "<|eot_id|>",
+            "<|end|>",
+        }
+    harmony = with_tokens(metadata, ["<|return|>", "<|call|>", "<|end|>"])
+    assert ends_of(harmony) - ends_of(metadata) == {"<|return|>", "<|call|>"}  # another message follows <|end|>
+    assert ends_of(with_tokens(metadata, ["</s>"], kind=1)) == ends_of(metadata)  # a tag of HTML
+    assert "</s>" in ends_of(with_tokens(metadata, ["</s>"], kind=3))
+
+
+def test_no_eos_is_written_behind_a_prompt_which_is_to_be_gone_on_from(byte_level_metadata: MakeMetadata) -> None:
+    plain, adding = (Tokenizer.from_gguf(byte_level_metadata(add_eos_token=add)) for add in (False, True))
+    assert adding.encode("hello") == plain.encode("hello")
+
+
+def test_a_raw_vocabulary_spells_spaces_as_marks_and_unknown_characters_as_bytes() -> None:
+    tokens = [
+        "<eos>",
+        "<bos>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        "a",
+        "\n",
+        "\n\n",
+        "\u2581a",
+        ">",
+    ]
+    tokens += [">\u2581", ">\u2581a"]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tuple(tokens),
+        "tokenizer.ggml.token_type": (3, 3, *[6] * 256, *[1] * 8),
+        "tokenizer.ggml.merges": ("\n \n", "> \u2581", ">\u2581 a", "\u2581 a"),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": False,  # a mistake of such files
+    }
+    tokenizer = Tokenizer.from_gguf(metadata)
+    ids = tokenizer.encode("a a> a\n\n\né")
+    texts = [tokenizer.token_text(i) for i in ids]
+    assert texts == ["<bos>", "a", "\u2581a", ">\u2581a", "\n\n", "\n", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(ids) == "a a> a\n\n\né"
+    assert not tokenizer.adds_space_prefix

@@ -10,6 +10,7 @@ from octavo.api.field_policy import honoured_fields, short_repr
 from octavo.api.schemas import CommonFields, Int, check_short, parse_kwargs
 from octavo.core.errors import InvalidRequest, PromptTooLong, UnsupportedParameter
 from octavo.core.limits import MAX_CHAT_CHARS, MAX_FIELDS, MAX_LOGPROBS, MAX_MESSAGES, MAX_PARTS
+from octavo.text.chat_template import content_texts
 
 ROLES = ("system", "developer", "user", "assistant")
 #: Roles that other servers know.
@@ -31,13 +32,13 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 
 
 def parse_messages(value: object) -> tuple[dict[str, Any], ...]:
-    """Messages as the chat template takes them: role, content (text), name where given. Raises InvalidRequest."""
+    """Messages as ``ChatTemplate`` takes them: role, content, name where given. Raises InvalidRequest."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest(f"messages is {short_repr(value)} but must be a list of at least one", param="messages")
     if len(value) > MAX_MESSAGES:
         raise InvalidRequest(f"messages has {len(value)} messages; at most {MAX_MESSAGES}", param="messages")
     messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(value))
-    num_chars = sum(len(message["content"]) for message in messages)
+    num_chars = sum(len(text) for message in messages for text in content_texts(message["content"]))
     if num_chars > MAX_CHAT_CHARS:
         raise PromptTooLong(
             f"messages have {num_chars} characters together; at most {MAX_CHAT_CHARS} are rendered", param="messages"
@@ -67,12 +68,15 @@ def _message(value: object, where: str) -> dict[str, Any]:
         raise InvalidRequest(
             f"{where}.name is {short_repr(name)} but must be a string of at most 256 characters", param=f"{where}.name"
         )
-    message: dict[str, Any] = {"role": role, "content": _content(found.get("content"), f"{where}.content")}
+    content = found.get("content")
+    if content is not None or role != "assistant":  # which may have said nothing
+        content = _content(content, f"{where}.content")
+    message: dict[str, Any] = {"role": role, "content": content}
     return message if name is None else message | {"name": name}
 
 
-def _content(value: object, where: str) -> str:
-    """Text, or a list of text parts, joined by line breaks."""
+def _content(value: object, where: str) -> str | list[dict[str, str]]:
+    """Text, or a list of text parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -81,7 +85,7 @@ def _content(value: object, where: str) -> str:
         )
     if len(value) > MAX_PARTS:
         raise InvalidRequest(f"{where} has {len(value)} parts; at most {MAX_PARTS}", param=where)
-    return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
+    return [{"type": "text", "text": _part(part, f"{where}[{index}]")} for index, part in enumerate(value)]
 
 
 def _part(value: object, where: str) -> str:
@@ -168,6 +172,11 @@ class ChatRequest(CommonFields):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+    @property
+    def last_text(self) -> str:
+        """The last message's text, parts joined by line breaks: what to echo, and to go on from."""
+        return "\n".join(content_texts(self.messages[-1]["content"]))
 
     @property
     def template_kwargs(self) -> dict[str, Any]:

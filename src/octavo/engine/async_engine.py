@@ -29,6 +29,7 @@ from octavo.engine.request_stream import RequestStream, Unread
 from octavo.engine.requests import make_requests
 from octavo.observability.snapshots import LifecycleSnapshot, StatsSnapshot, prefix_cache_dict
 from octavo.observability.trace import StepRecord
+from octavo.text.chat_template import content_texts
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.workers import TextWorkers
 
@@ -171,7 +172,7 @@ class AsyncEngine:
         """Token ids of a rendered chat. Raises as ``encode``, and where there is no template or it refuses."""
         template = self.loaded.require_chat_template()
         steps = template.encode_steps(messages, max_tokens=self.config.max_model_len, **template_kwargs)
-        size = sum(len(message.get("content") or "") for message in messages)
+        size = sum(len(text) for message in messages for text in content_texts(message.get("content")))
         return await self.text_workers.run(steps, client=client, size=size)
 
     def submit(self, submission: Submission) -> RequestStream:

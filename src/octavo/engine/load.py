@@ -79,7 +79,7 @@ def load_engine(wish: EngineConfig) -> Engine:
         cache_groups=tuple((group.name, n) for group, n in zip(groups, pool.num_blocks, strict=True)),
         kv_cache_bytes=kv_bytes,
         vocab_size=source.config.vocab_size,
-        eos_token_ids=tokenizer.eos_token_ids,
+        eos_token_ids=tokenizer.eos_token_ids | (chat_template.end_token_ids if chat_template else frozenset()),
         system_fingerprint=_fingerprint(backend.fingerprint, source.fingerprint),
         weights_bytes=cost.weights_bytes if cost is not None else 0,
         chat_template=which_template,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,31 +14,45 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import tokenizers
 from tokenizers.models import BPE
+from tokenizers.normalizers import Replace
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
+from tokenizers.pre_tokenizers import Split
 
 from octavo.core.errors import ModelFileError
 from octavo.core.limits import MAX_RUN_CHARS
 from octavo.core.steps import Steps
-from octavo.text.pre_tokenizers import build_pre_tokenizer, cut_at_seam, find_cut
+from octavo.text.pre_tokenizers import SEAM_OF_LINES, Cut, build_pre_tokenizer, cut_at_seam
+from octavo.text.space_marks import find_space_marks
+from octavo.text.vocabulary import SPACE_MARK
 
 
 class LibraryEncoder:
     """A ``tokenizers`` pipeline without added tokens. It releases the GIL while it encodes.
 
-    later:    the pipeline for texts after a special token, where the other treats the beginning of a text differently
-    has_seams: texts may be cut where ``cut_at_seam`` says
+    later:  the pipeline for texts after a special token, where the other treats the beginning of a text differently
+    within: the pipeline for what follows a seam, where the other puts a space before every text
+    seam:   matches before places where texts may be cut (``cut_at_seam``); None: nowhere
     """
 
     def __init__(
-        self, pipeline: tokenizers.Tokenizer, later: tokenizers.Tokenizer | None = None, *, has_seams: bool = False
+        self,
+        pipeline: tokenizers.Tokenizer,
+        *,
+        later: tokenizers.Tokenizer | None = None,
+        within: tokenizers.Tokenizer | None = None,
+        seam: re.Pattern[str] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._later = later
-        self._has_seams = has_seams
-        self.max_run = MAX_RUN_CHARS if has_seams else None
+        self._within = within
+        self._seam = seam
+        self.max_run = None if seam is None else MAX_RUN_CHARS
 
     def encode_steps(self, texts: Sequence[str], *, at_start: bool, goes_on: bool = False) -> Steps[list[list[int]]]:
         """Ids of each text. One call: the batch form frees the GIL and keeps no offsets, the single form does not."""
         yield
+        if goes_on and self._within is not None:
+            return _encode(self._within, texts)
         if self._later is None:
             return _encode(self._pipeline, texts)
         num_first = 1 if at_start else 0
@@ -45,7 +60,7 @@ class LibraryEncoder:
 
     def cut(self, text: str, start: int, size: int) -> int:
         """A place where ``text`` may be cut, or its end."""
-        return cut_at_seam(text, start, size) if self._has_seams else len(text)
+        return len(text) if self._seam is None else cut_at_seam(text, start, size, self._seam)
 
 
 def _encode(pipeline: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -53,28 +68,36 @@ def _encode(pipeline: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[i
     return [encoding.ids for encoding in encodings]
 
 
-def build_byte_level(vocab: dict[str, int], merges: Sequence[str], hidden: frozenset[str], pre: str) -> LibraryEncoder:
-    """Byte-level BPE of a GGUF ``gpt2`` vocabulary.
+def build_byte_pair(vocab: dict[str, int], merges: Sequence[str], hidden: frozenset[str], cut: Cut) -> LibraryEncoder:
+    """Byte-pair encoding of a GGUF vocabulary.
 
     vocab:   token text -> id, without the tokens that no text may produce
     merges:  "left right", best first
     hidden:  texts of the tokens left out of ``vocab``; a merge that makes one is left out too
-    pre:     name of the cut before merging
+    cut:     what happens to text before merging
     """
-    cut = find_cut(pre)
     pairs = _parse_merges(merges)
+    options = {"ignore_merges": cut.ignore_merges, "byte_fallback": cut.raw}
     try:
-        model = BPE(vocab, pairs, ignore_merges=cut.ignore_merges)
+        model = BPE(vocab, pairs, **options)
     except (
         Exception
     ) as error:  # the library raises plain Exception; we check only now, for it takes as long as building
         kept = _check_merges(pairs, vocab, hidden)
         if len(kept) == len(pairs):
             raise ModelFileError(f"the vocabulary and its merges cannot be used: {error}") from error
-        model = BPE(vocab, kept, ignore_merges=cut.ignore_merges)
+        model = BPE(vocab, kept, **options)
     pipeline = tokenizers.Tokenizer(model)
     pipeline.pre_tokenizer = build_pre_tokenizer(cut)
-    return LibraryEncoder(pipeline, has_seams=True)
+    if not cut.raw:
+        return LibraryEncoder(pipeline, seam=cut.seam)
+    pipeline.normalizer = Replace(" ", SPACE_MARK)
+    marks = find_space_marks(vocab)
+    if marks is None:
+        return LibraryEncoder(pipeline, seam=SEAM_OF_LINES)
+    words = Split(tokenizers.Regex(marks.words), "isolated")  # changes no ids, but words are cached
+    pipeline.pre_tokenizer = PreTokenizers([pipeline.pre_tokenizer, words])
+    return LibraryEncoder(pipeline, seam=re.compile(f"{marks.seam.pattern}|{SEAM_OF_LINES.pattern}"))
 
 
 def _parse_merges(merges: Sequence[str]) -> list[tuple[str, str]]:

@@ -12,15 +12,16 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from octavo.core.errors import InvalidRequest, ModelFileError
 from octavo.core.steps import Steps, finish
 from octavo.text.template_budget import RenderLimit
-from octavo.text.template_sandbox import SandboxedTemplate
+from octavo.text.template_sandbox import EXPRESSION_ERRORS, compile_template
+from octavo.text.template_shapes import TemplateShapes
 from octavo.text.tokenizer import Tokenizer
-from octavo.text.vocabulary import SpecialToken, SpecialTokenMatcher
+from octavo.text.turn_ends import FindToken, ends_of_answer
+from octavo.text.vocabulary import DISGUISES, SpecialToken, SpecialTokenMatcher
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _WINDOW = 1 << 12  # characters of a message that one call looks through; each may need a look of its own
-_PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
-# What expressions of a template raise when the messages are not of the shape that it expects.
-_EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+_IS_DISGUISE = re.compile(f"[{DISGUISES}]")
+_DISGUISES = _IS_DISGUISE.findall("".join(map(chr, range(0x2800, 0xF900))))
 
 
 class ChatTemplate:
@@ -28,12 +29,14 @@ class ChatTemplate:
 
     A user must not be able to forge a turn by writing control tokens into a message. So before rendering, every string
     that came with the request is disguised: wherever a control token might begin, its first character is replaced by a
-    private-use character that occurs nowhere in the request or the template. Whatever the template does with such
+    character that occurs nowhere in the request or the template. Whatever the template does with such
     text, control tokens in the result are the template's own. The result is cut at them, the disguise is taken off
     the plain pieces, and these are encoded by an encoder that knows no special tokens.
 
     Left alone are tags that the template itself looks for in messages (``</think>``), unless they are control tokens.
     User-defined tokens that the template writes but does not look for are protected like control tokens.
+
+    end_token_ids: the special tokens with which the template ends an answer: there it must end
 
     source:                   Jinja source; ``raise_exception``, ``strftime_now`` and ``tojson`` work as in transformers
     allow_special_in_content: let control tokens in messages be control tokens
@@ -49,13 +52,17 @@ class ChatTemplate:
         self._time_limit_s = time_limit_s
         self._protect = not allow_special_in_content
         try:
-            self._template = SandboxedTemplate(source)
+            self._template = compile_template(source)
         except TemplateSyntaxError as error:
             raise ModelFileError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
-        except (TemplateError, SyntaxError, *_EXPRESSION_ERRORS) as error:
+        except (TemplateError, SyntaxError, *EXPRESSION_ERRORS) as error:
             raise ModelFileError(f"the chat template does not compile: {error}") from error
         self._guard = _Guard(tokenizer, _Literals(self._template.tree))
-        self._names = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
+        ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
+        self._names = {name: tokenizer.token_text(i) for name, i in ids.items() if i is not None}
+        self._shapes = TemplateShapes(self._template, self._names)
+        find = _finder(tokenizer.special_tokens)
+        self.end_token_ids = ends_of_answer(source, self._names, tokenizer.bos_token_id, find)
 
     def encode(
         self,
@@ -83,7 +90,7 @@ class ChatTemplate:
         """
         text, disguise = yield from self._render(messages, add_generation_prompt, tools, kwargs)
         yield from self._tokenizer.check_length_steps(text, max_tokens, disguised=bool(disguise))
-        undo = {private: char for char, private in disguise.items()}
+        undo = {put: char for char, put in disguise.items()}
         special = self._tokenizer.special_tokens
         return (yield from self._tokenizer.encode_text_steps(text, special, undo=undo, max_tokens=max_tokens))
 
@@ -97,14 +104,15 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text.
 
-        messages: ``role`` is one of system, developer (= system), user, assistant, tool; ``content`` is a string or a
-                  list of ``{"type": "text", "text": ...}``, which are joined by line breaks
+        messages: ``role`` is one of system, developer (= system), user, assistant, tool; ``content`` is a string, in an
+                  assistant's also null, or a list of ``{"type": "text", "text": ...}``, which are joined by line breaks
+                  for a template that does not take lists
         kwargs:   further variables for the template
 
         Raises ``InvalidRequest`` for other messages, and with the template's own words where the template refuses.
         """
         text, disguise = finish(self._render(messages, add_generation_prompt, tools, kwargs))
-        return text.translate({ord(private): char for char, private in disguise.items()})
+        return text.translate({ord(put): char for char, put in disguise.items()})
 
     def _render(
         self,
@@ -113,13 +121,12 @@ class ChatTemplate:
         tools: Sequence[Any] | None,
         kwargs: Mapping[str, Any],
     ) -> Steps[tuple[str, dict[str, str]]]:
-        """The text in disguise, and the disguise: real character -> private one."""
-        names = {name: self._tokenizer.token_text(i) for name, i in self._names.items() if i is not None}
-        if reserved := kwargs.keys() & {"messages", "tools", "add_generation_prompt", *self._names}:
+        """The text in disguise, and the disguise: real character -> the one in its place."""
+        if reserved := kwargs.keys() & {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}:
             raise InvalidRequest(
                 f"{min(reserved)} is not for chat_template_kwargs to set", param="chat_template_kwargs"
             )
-        given = {**kwargs, "messages": normalise_messages(messages), "tools": tools}
+        given = {**kwargs, "messages": self._shapes.fit(normalise_messages(messages)), "tools": tools}
         disguise: dict[str, str] = {}
         try:
             strings = list(_strings(given))
@@ -128,15 +135,16 @@ class ChatTemplate:
                 given = yield from self._guard.disguise_values(given, disguise)
             yield
             text = self._template.render(
-                {**given, **names, "add_generation_prompt": add_generation_prompt},
+                {**given, **self._names, "add_generation_prompt": add_generation_prompt},
                 time_limit_s=self._time_limit_s,
                 num_input_chars=sum(map(len, strings)),
+                disguised={put: char for char, put in disguise.items()},
             )
         except RenderLimit as error:
             raise InvalidRequest(f"{error}; send less, or serve with another template", param="messages") from error
         except TemplateError as error:
             raise InvalidRequest(f"the model's chat template refused: {error.message}", param="messages") from error
-        except _EXPRESSION_ERRORS as error:
+        except EXPRESSION_ERRORS as error:
             raise InvalidRequest(
                 f"the model's chat template failed on these messages: {type(error).__name__}: {error}", param="messages"
             ) from error
@@ -144,7 +152,7 @@ class ChatTemplate:
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Checked copies with ``content`` as one string and ``developer`` as ``system``. Raises ``InvalidRequest``."""
+    """Checked copies: ``developer`` as ``system``; ``content`` text, text parts or None. Raises ``InvalidRequest``."""
     if not messages:
         raise InvalidRequest("messages is empty; send at least one", param="messages")
     normal = []
@@ -154,31 +162,42 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
             raise InvalidRequest(
                 f"messages[{i}].role is {role!r:.80} but must be one of {', '.join(ROLES)}", param="messages"
             )
-        content = _content_text(message.get("content"), i, may_be_null=role == "assistant")
+        content = _check_content(message.get("content"), i, may_be_null=role == "assistant")
         normal.append({**message, "role": "system" if role == "developer" else role, "content": content})
     return normal
 
 
-def _content_text(content: Any, index: int, *, may_be_null: bool) -> str:
-    if isinstance(content, str):
+def content_texts(content: Any) -> list[str]:
+    """The texts of a message's content, which need not have been checked: itself, those of its parts, or none."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _check_content(content: Any, index: int, *, may_be_null: bool) -> str | list[Any] | None:
+    if isinstance(content, str) or (content is None and may_be_null):
         return content
     where = f"messages[{index}].content"
-    if content is None and may_be_null:
-        return ""
     if not isinstance(content, list):
         raise InvalidRequest(
             f"{where} is of type {type(content).__name__} but must be a string or a list of text parts",
             param="messages",
         )
-    texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
             raise InvalidRequest(f"{where}[{i}] is of type {kind!r:.80}; this model takes text", param="messages")
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{where}[{i}].text must be a string", param="messages")
-        texts.append(part["text"])
-    return "\n".join(texts)
+    return content
+
+
+def _finder(special: SpecialTokenMatcher) -> FindToken:
+    def find(text: str) -> tuple[int, str] | None:
+        token = special.match(text, 0)
+        return None if token is None else (token.token_id, text[len(token.text) :])
+
+    return find
 
 
 class _Literals:
@@ -224,21 +243,21 @@ class _Guard:
         )
         self._sought = literals.sought
         self._longest_sought = max(map(len, literals.sought), default=0)
-        self._taken = set(_PRIVATE_USE.findall(written)) | set(_PRIVATE_USE.findall("".join(protected)))
+        self._taken = set(_IS_DISGUISE.findall(written)) | set(_IS_DISGUISE.findall("".join(protected)))
 
     def choose_disguise(self, strings: Sequence[str]) -> Steps[dict[str, str]]:
-        """A private-use character, found in none of ``strings``, for each character that may need one."""
+        """A character that is found in none of ``strings`` for each that may have to be hidden."""
         taken = set(self._taken)
         for text in strings:
             for start in range(0, len(text), _WINDOW):
-                taken.update(_PRIVATE_USE.findall(text, start, start + _WINDOW))
+                taken.update(_IS_DISGUISE.findall(text, start, start + _WINDOW))
                 if start:
                     yield
-        free = (char for char in map(chr, range(0xE000, 0xF900)) if char not in taken)
+        free = (char for char in _DISGUISES if char not in taken)
         disguise = dict(zip(sorted(self._first_chars | self._completing), free, strict=False))
         if len(disguise) < len(self._first_chars | self._completing):
             raise InvalidRequest(
-                "messages use up the private-use characters U+E000 to U+F8FF; send fewer", param="messages"
+                "messages use all private-use characters, hexagrams and Braille patterns; send fewer", param="messages"
             )
         return disguise
 

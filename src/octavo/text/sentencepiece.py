@@ -13,11 +13,9 @@ from heapq import heapify, heappop, heappush
 from octavo.core.limits import MAX_MERGE_CHARS
 from octavo.core.steps import Steps
 from octavo.text.pre_tokenizers import PIECE_CHARS, cut_at_seam
+from octavo.text.space_marks import find_space_marks
 from octavo.text.vocabulary import SPACE_MARK
 
-_WORDS = re.compile(f"{SPACE_MARK}+[^{SPACE_MARK}]*|[^{SPACE_MARK}]+")
-_SEAM = re.compile(f"[^ {SPACE_MARK}\ue000-\uf8ff](?=[ {SPACE_MARK}])")
-_INNER_SPACE = re.compile(f"[^\0{SPACE_MARK}]{SPACE_MARK}")
 _MAX_CACHED_WORDS = 1 << 15
 _MAX_CACHED_CHARS = 32
 _PER_STEP = 1 << 10  # merges, or characters, between two yields
@@ -47,8 +45,9 @@ class SentencePieceEncoder:
         self._unknown = unknown
         self._add_space = add_space
         self.max_run: int | None = MAX_MERGE_CHARS
-        # No merge crosses from a word into the next one's space unless some token holds a space after a letter.
-        self._words_are_apart = _INNER_SPACE.search("\0".join(pieces)) is None
+        marks = find_space_marks(pieces)
+        self._words = None if marks is None else re.compile(marks.words)
+        self._seam = None if marks is None else marks.seam
         self._cache: dict[str, tuple[int, ...]] = {}
 
     def encode_steps(
@@ -63,16 +62,16 @@ class SentencePieceEncoder:
 
     def cut(self, text: str, start: int, size: int) -> int:
         """A place before a space, or the end."""
-        return cut_at_seam(text, start, size, _SEAM) if self._words_are_apart else len(text)
+        return len(text) if self._seam is None else cut_at_seam(text, start, size, self._seam)
 
     def _encode(self, text: str, *, add_space: bool) -> Steps[list[int]]:
         text = text.replace(" ", SPACE_MARK)
         if add_space:
             text = SPACE_MARK + text
-        if not self._words_are_apart:
+        if self._words is None:
             return (yield from self._merge(text))
         ids: list[int] = []
-        for count, word in enumerate(_WORDS.findall(text)):
+        for count, word in enumerate(self._words.findall(text)):
             known = self._cache.get(word)
             if known is None:
                 known = tuple((yield from self._merge(word)))

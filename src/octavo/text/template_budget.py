@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Undefined
@@ -21,9 +22,13 @@ class RenderLimit(Exception):
 
 
 class RenderBudget:
-    """Work, in characters made or compared, and time that a rendering has left."""
+    """Work, in characters made or compared, and time that a rendering has left.
 
-    def __init__(self, work: float, time_limit_s: float) -> None:
+    disguised: characters in its input that stand for others -> which (chat_template.py)
+    """
+
+    def __init__(self, work: float, time_limit_s: float, disguised: Mapping[str, str]) -> None:
+        self.disguised = disguised
         self._work_left = work
         self._time_limit_s = time_limit_s
         self._deadline = time.monotonic() + time_limit_s
@@ -41,13 +46,21 @@ _budget: ContextVar[RenderBudget | None] = ContextVar("octavo_render_budget", de
 
 
 @contextmanager
-def render_budget(num_input_chars: int, time_limit_s: float) -> Iterator[None]:
+def render_budget(
+    num_input_chars: int, time_limit_s: float, disguised: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
     """Within this block templates of this thread may work in proportion to their input, and so long."""
-    token = _budget.set(RenderBudget(_BASE_WORK + _WORK_PER_INPUT * num_input_chars, time_limit_s))
+    token = _budget.set(RenderBudget(_BASE_WORK + _WORK_PER_INPUT * num_input_chars, time_limit_s, disguised))
     try:
         yield
     finally:
         _budget.reset(token)
+
+
+def disguised_characters() -> Mapping[str, str]:
+    """Characters that stand for others in the rendering under way in this thread -> which."""
+    budget = _budget.get()
+    return {} if budget is None else budget.disguised
 
 
 def spend(work: float) -> None:

@@ -16,8 +16,17 @@ from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.filters import do_indent, do_max, do_min, do_round, do_sort, do_title, sync_do_groupby
 from jinja2.runtime import Context
+from markupsafe import Markup
 
-from octavo.text.template_budget import ITEM, spend, spend_deep, spend_each, spend_result, to_text
+from octavo.text.template_budget import (
+    ITEM,
+    disguised_characters,
+    spend,
+    spend_deep,
+    spend_each,
+    spend_result,
+    to_text,
+)
 
 MAX_WIDTH = 999
 
@@ -28,8 +37,8 @@ def words(text: str) -> frozenset[str]:
 
 
 _KEPT_FILTERS = words(
-    "abs attr capitalize count d default dictsort e escape first float int items last length lower map reject "
-    "rejectattr reverse safe select selectattr trim truncate unique upper"
+    "abs attr capitalize count d default dictsort first float int items last length lower map reject "
+    "rejectattr reverse select selectattr trim truncate unique upper"
 )
 
 
@@ -129,7 +138,7 @@ def _tojson(
 ) -> str:
     """JSON as ``json.dumps`` writes it: unlike Jinja's own filter nothing is escaped for HTML.
 
-    Private-use characters stay as they are even with ``ensure_ascii``: they disguise control tokens (chat_template.py).
+    A character in disguise counts as what it stands for, but stays in disguise.
     """
     if indent is not None and (len(indent) if isinstance(indent, str) else indent) > MAX_WIDTH:
         raise SecurityError(f"tojson indents by more than {MAX_WIDTH}")
@@ -139,15 +148,43 @@ def _tojson(
         spend(len(piece) + 1)
         pieces.append(piece)
     text = "".join(pieces)
-    return re.sub("[^\x00-\x7f\ue000-\uf8ff]", _json_escape, text) if ensure_ascii else text
+    if not ensure_ascii:
+        return text
+    disguised = disguised_characters()
+
+    def escape_character(match: re.Match[str]) -> str:
+        meant = disguised.get(match[0], match[0])
+        return match[0] if meant.isascii() else json.dumps(meant)[1:-1]
+
+    return re.sub("[^\x00-\x7f]", escape_character, text)
 
 
-def _json_escape(match: re.Match[str]) -> str:
-    return json.dumps(match[0])[1:-1]
+class _Safe(Markup):
+    """Markup that escapes what it is joined with, characters in disguise too, as what they stand for."""
+
+    @classmethod
+    def escape(cls, value: Any) -> _Safe:
+        escaped = super().escape(value)
+        if hasattr(value, "__html__"):
+            return escaped
+        entities = {
+            ord(c): str(Markup.escape(meant)) for c, meant in disguised_characters().items() if meant in "<>&'\""
+        }
+        return cls(str(escaped).translate(entities)) if entities else escaped
+
+
+def _safe(value: Any) -> _Safe:
+    return _Safe(to_text(value))
+
+
+def _escape(value: Any) -> _Safe:
+    return _Safe.escape(value if hasattr(value, "__html__") else to_text(value))
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
     **{name: _paid(JINJA_FILTERS[name]) for name in _KEPT_FILTERS},
+    "e": _paid(_escape),
+    "escape": _paid(_escape),
     "groupby": _groupby,
     "indent": _indent,
     "join": _join,
@@ -156,6 +193,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "min": _min,
     "replace": replace,
     "round": _round,
+    "safe": _safe,
     "sort": _sort,
     "string": to_text,
     "sum": _sum,

@@ -16,11 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import Environment, Template, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError, TemplateRuntimeError
 from jinja2.ext import Extension, LoopControlExtension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -30,6 +33,8 @@ from octavo.text.template_budget import ITEM, render_budget, spend, spend_deep, 
 from octavo.text.template_filters import FILTERS, MAX_WIDTH, join_texts, replace, words
 
 MAX_SOURCE_CHARS = 1 << 18
+# What expressions of a template raise when the messages are not of the shape that it expects.
+EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 _MAX_INT_BITS = 4096
 _STR_METHODS = words(
     "capitalize count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace istitle "
@@ -291,8 +296,25 @@ class SandboxedTemplate:
         instrumented.set_environment(environment)
         code = environment.compile(instrumented)
         self._template = Template.from_code(environment, code, environment.make_globals(None))
+        self.variables = frozenset(find_undeclared_variables(self.tree))  # that it looks up in what it is given
 
-    def render(self, variables: Mapping[str, Any], *, time_limit_s: float, num_input_chars: int) -> str:
-        """The text. Raises ``RenderLimit``, ``TemplateError`` or what the template's expressions raise."""
-        with render_budget(num_input_chars, time_limit_s):
+    def render(
+        self,
+        variables: Mapping[str, Any],
+        *,
+        time_limit_s: float,
+        num_input_chars: int,
+        disguised: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
+        """The text. Raises ``RenderLimit``, ``TemplateError`` or what the template's expressions raise.
+
+        disguised: characters in ``variables`` that stand for others -> which
+        """
+        with render_budget(num_input_chars, time_limit_s, disguised):
             return "".join(self._template.generate(variables))
+
+
+@lru_cache(maxsize=8)
+def compile_template(source: str) -> SandboxedTemplate:
+    """The template, compiled once for all who ask. Raises as ``SandboxedTemplate`` does."""
+    return SandboxedTemplate(source)

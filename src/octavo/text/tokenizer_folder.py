@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import ModelFileError
 from octavo.text.byte_pair import LibraryEncoder, load_pipeline
-from octavo.text.pre_tokenizers import PATTERNS, WORD_PATTERNS
+from octavo.text.pre_tokenizers import PATTERNS, SEAM, SEAMS, WORD_PATTERNS
+from octavo.text.space_marks import SpaceMarks, find_space_marks
 from octavo.text.tokenizer_parts import Fields, TokenizerParts, check_token_id, mark_as_control
+from octavo.text.turn_ends import ends_by_template
 from octavo.text.vocabulary import (
     CONTROL_KINDS,
     SPACE_MARK,
@@ -28,17 +32,17 @@ _MAX_VOCAB = 1 << 22
 def read_folder_tokenizer(folder: Path) -> TokenizerParts:
     """Build the parts from ``tokenizer.json`` and the files beside it.
 
-    Read are tokenizer.json (required), tokenizer_config.json, special_tokens_map.json, generation_config.json and
-    chat_template.jinja. Raises ``ModelFileError`` for what is missing, wrong or unknown.
+    Read are tokenizer.json (required), tokenizer_config.json, special_tokens_map.json, generation_config.json,
+    config.json (for its ends, where the one before names none) and chat_template.jinja. Raises ``ModelFileError`` for
+    what is missing, wrong or unknown.
     """
     if not (folder / "tokenizer.json").is_file():
         raise ModelFileError(f"{folder} has no tokenizer.json; octavo does not read tokenizer.model or vocab.json")
     spec = _read_json(folder / "tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json")
-    generation = _read_json(folder / "generation_config.json")
     model = Fields(spec, "tokenizer.json").require("model", dict)
-    if model.get("type", "BPE") != "BPE":
-        raise ModelFileError(f"tokenizer.json has a {model['type']!r:.80} model; octavo has BPE")
+    if model.get("type", "BPE") not in ("BPE", "Unigram"):
+        raise ModelFileError(f"tokenizer.json has a {model['type']!r:.80} model; octavo has BPE, Unigram")
 
     texts, added = _read_vocabulary(model, spec)
     check_distinct(texts)
@@ -46,7 +50,9 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts:
     names = {**_read_json(folder / "special_tokens_map.json"), **config}
     id_of = {text: token_id for token_id, text in enumerate(texts)}
     bos, eos = (_named_token(names, name, id_of) for name in ("bos_token", "eos_token"))
-    ends = _generation_ends(generation, len(texts)) | ({eos} if eos is not None else set())
+    template = _chat_template(folder, config)
+    ends = _config_ends(folder, len(texts)) | ({eos} if eos is not None else set())
+    ends |= ends_by_template(template, texts, kinds, bos=bos, eos=eos)
     mark_as_control(texts, kinds, ends | ({bos} if bos is not None else set()))
     spelling = _spelling(spec)
     vocabulary = Vocabulary.build(texts, kinds, spelling)
@@ -72,7 +78,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts:
         add_bos=bos is not None
         and (add_bos if add_bos is not None else _begins_with(spec.get("post_processor"), texts[bos])),
         adds_space_prefix=spelling == "sentencepiece" and _adds_space_prefix(spec),
-        chat_template=_chat_template(folder, config),
+        chat_template=template,
     )
 
 
@@ -93,10 +99,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_vocabulary(model: dict[str, Any], spec: dict[str, Any]) -> tuple[list[str], dict[int, dict[str, Any]]]:
     """All texts by id, holes filled with unique names, and the added tokens by id."""
-    vocab: dict[str, Any] = Fields(model, "tokenizer.json").require("vocab", dict)
     added: dict[int, dict[str, Any]] = {}
     text_of: dict[int, str] = {}
-    for text, token_id in vocab.items():
+    for text, token_id in _model_tokens(model):
         if type(token_id) is not int or not 0 <= token_id < _MAX_VOCAB or token_id in text_of:
             raise ModelFileError(
                 f"tokenizer.json gives token {text!r:.80} the id {token_id!r:.80}, which is taken or no id"
@@ -120,6 +125,18 @@ def _read_vocabulary(model: dict[str, Any], spec: dict[str, Any]) -> tuple[list[
     return [text_of.get(i, f"<|no token {i}|>") for i in range(max(text_of) + 1)], added
 
 
+def _model_tokens(model: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Text and id of each token: an object of them, or for Unigram a list of texts with scores."""
+    if model.get("type") != "Unigram":
+        vocab: dict[str, Any] = Fields(model, "tokenizer.json").require("vocab", dict)
+        yield from vocab.items()
+        return
+    for token_id, entry in enumerate(Fields(model, "tokenizer.json").require("vocab", list)):
+        if not isinstance(entry, list) or [type(value) for value in entry] not in ([str, float], [str, int]):
+            raise ModelFileError(f"token {token_id} of tokenizer.json is {entry!r:.80}, not a text with its score")
+        yield entry[0], token_id
+
+
 def _kinds(texts: list[str], model: dict[str, Any], added: Mapping[int, dict[str, Any]]) -> list[int]:
     kinds = [int(TokenKind.NORMAL)] * len(texts)
     if model.get("byte_fallback"):
@@ -141,14 +158,19 @@ def _named_token(names: Mapping[str, Any], name: str, id_of: Mapping[str, int]) 
     return id_of[text]
 
 
-def _generation_ends(generation: Mapping[str, Any], vocab_size: int) -> set[int]:
-    value = generation.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    for token_id in ids:
-        if type(token_id) is not int:
-            raise ModelFileError(f"eos_token_id in generation_config.json holds {token_id!r:.80}, which is no token id")
-        check_token_id(token_id, vocab_size, "eos_token_id in generation_config.json")
-    return set(ids)
+def _config_ends(folder: Path, vocab_size: int) -> set[int]:
+    """``eos_token_id``, one or a list, of generation_config.json, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(folder / name).get("eos_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        for token_id in ids:
+            if type(token_id) is not int:
+                raise ModelFileError(f"eos_token_id in {name} holds {token_id!r:.80}, which is no token id")
+            check_token_id(token_id, vocab_size, f"eos_token_id in {name}")
+        return set(ids)
+    return set()
 
 
 def _components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
@@ -189,25 +211,45 @@ def _max_token_bytes(spec: Mapping[str, Any], most: int | None) -> int | None:
     return most * 4 if kinds else most
 
 
-def _has_seams(spec: Mapping[str, Any]) -> bool:
-    """Whether texts may be cut at ``cut_at_seam``: the expressions are among those that it is known of."""
+def _find_seam(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """What matches before places where texts may be cut (``cut_at_seam``); None where the expressions are not known."""
     if {step.get("type") for step in _components(spec.get("normalizer"))} - {"Sequence", "NFC"}:
-        return False
+        return None
     cuts = 0
+    patterns = []
     for part in _components(spec.get("pre_tokenizer")):
         if part.get("type") == "Split":
             pattern = part.get("pattern")
             regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-            if regex not in PATTERNS or part.get("behavior") != "Isolated" or part.get("invert"):
-                return False
+            if not isinstance(regex, str) or part.get("behavior") != "Isolated" or part.get("invert"):
+                return None
+            patterns.append(regex)
             cuts += regex in WORD_PATTERNS
         elif part.get("type") == "ByteLevel":
             if part.get("add_prefix_space", True):
-                return False
+                return None
             cuts += part.get("use_regex", True)
         elif part.get("type") not in ("Sequence", "Digits"):
-            return False
-    return cuts > 0
+            return None
+    if cuts and PATTERNS.issuperset(patterns):
+        return SEAM
+    return SEAMS.get(tuple(patterns))
+
+
+def _words_of(spec: Mapping[str, Any], model: Mapping[str, Any], vocab: Iterable[str]) -> SpaceMarks | None:
+    """Words that merges stay within, of a pipeline that only writes spaces as U+2581, as Llama 2's and Gemma's do."""
+    steps = [step for step in _components(spec.get("normalizer")) if step.get("type") != "Sequence"]
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
+    prepend = {"type": "Prepend", "prepend": SPACE_MARK}
+    splits = spec.get("pre_tokenizer")
+    if splits is not None and (splits.get("type"), splits.get("pattern")) != ("Split", {"String": " "}):
+        return None
+    if steps not in ([spaces], [prepend, spaces]) or model.get("type", "BPE") != "BPE" or model.get("ignore_merges"):
+        return None
+    known = set(vocab)
+    if not model.get("byte_fallback") or any(f"<0x{byte:02X}>" not in known for byte in range(256)):
+        return None  # unknown characters become one token, across words
+    return find_space_marks(known)
 
 
 def _adds_space_prefix(spec: Mapping[str, Any]) -> bool:
@@ -232,25 +274,41 @@ def _begins_with(post_processor: Any, bos: str) -> bool:
 
 def _build_encoder(spec: dict[str, Any], model: dict[str, Any], hidden: set[str]) -> LibraryEncoder:
     """The file's own pipeline, less what would turn text into control tokens."""
-    vocab = {text: token_id for text, token_id in model["vocab"].items() if text not in hidden}
-    merges = [merge for merge in model.get("merges") or () if hidden.isdisjoint(_merge_texts(merge))]
     plain = {
         **spec,
         "added_tokens": [],
         "post_processor": None,
         "truncation": None,
         "padding": None,
-        "model": {**model, "vocab": vocab, "merges": merges, "dropout": None},
+        "model": _without(model, hidden),
     }
-    if model.get("unk_token") in hidden:
-        plain["model"]["unk_token"] = None
-    first = load_pipeline(plain)
     pre_tokenizer = spec.get("pre_tokenizer")
     if isinstance(pre_tokenizer, dict) and pre_tokenizer.get("prepend_scheme") == "first":
-        return LibraryEncoder(
-            first, load_pipeline({**plain, "pre_tokenizer": {**pre_tokenizer, "prepend_scheme": "never"}})
-        )
-    return LibraryEncoder(first, has_seams=_has_seams(spec))
+        later = {**plain, "pre_tokenizer": {**pre_tokenizer, "prepend_scheme": "never"}}
+        return LibraryEncoder(load_pipeline(plain), later=load_pipeline(later))
+    first = load_pipeline(plain)  # before its parts are looked at: it says what is wrong with them
+    words = _words_of(spec, model, (text for text, _ in _model_tokens(model) if text not in hidden))
+    if words is None:
+        return LibraryEncoder(first, seam=_find_seam(spec))
+    split = {"type": "Split", "pattern": {"Regex": words.words}, "behavior": "Isolated", "invert": False}
+    first = load_pipeline({**plain, "pre_tokenizer": split})  # the same ids, but words are cached
+    if not _adds_space_prefix(spec):
+        return LibraryEncoder(first, seam=words.seam)
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
+    within = load_pipeline({**plain, "pre_tokenizer": split, "normalizer": spaces})
+    return LibraryEncoder(first, within=within, seam=words.seam)
+
+
+def _without(model: dict[str, Any], hidden: set[str]) -> dict[str, Any]:
+    """The model without tokens that no text may become."""
+    if model.get("type") == "Unigram":  # ids are places in the list: such a token gets a name that nobody can write
+        secret = secrets.token_hex(16)
+        vocab = [[f"{secret} {i}" if text in hidden else text, score] for i, (text, score) in enumerate(model["vocab"])]
+        return {**model, "vocab": vocab}
+    kept = {text: token_id for text, token_id in model["vocab"].items() if text not in hidden}
+    merges = [merge for merge in model.get("merges") or () if hidden.isdisjoint(_merge_texts(merge))]
+    unknown = None if model.get("unk_token") in hidden else model.get("unk_token")
+    return {**model, "vocab": kept, "merges": merges, "dropout": None, "unk_token": unknown}
 
 
 def _merge_texts(merge: Any) -> tuple[str, ...]:

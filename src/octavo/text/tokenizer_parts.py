@@ -13,22 +13,7 @@ from octavo.text.vocabulary import SpecialToken, TokenKind, Vocabulary
 
 T = TypeVar("T")
 
-# Names under which well-known models end a turn or a text; a file often marks only one of its own as "eos".
-END_NAMES = frozenset(
-    {
-        "<|im_end|>",
-        "<|endoftext|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end_of_text|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<|end_of_turn|>",
-        "<|return|>",
-        "<|call|>",
-    }
-)
-_LOOKS_LIKE_CONTROL = re.compile(r"[<\[].+[>\]]", re.DOTALL)
+LOOKS_LIKE_CONTROL = re.compile(r"[<\[].+[>\]\[]", re.DOTALL)
 
 
 class PlainEncoder(Protocol):
@@ -70,7 +55,7 @@ def mark_as_control(texts: Sequence[str], kinds: list[int], token_ids: set[int])
     Only those that look like one: some base models end a text with an ordinary token, which text may contain.
     """
     for token_id in token_ids:
-        if kinds[token_id] in (TokenKind.NORMAL, TokenKind.USER_DEFINED) and _LOOKS_LIKE_CONTROL.fullmatch(
+        if kinds[token_id] in (TokenKind.NORMAL, TokenKind.USER_DEFINED) and LOOKS_LIKE_CONTROL.fullmatch(
             texts[token_id]
         ):
             kinds[token_id] = TokenKind.CONTROL

@@ -17,6 +17,10 @@ from octavo.core.steps import Steps, finish
 _WINDOW = 1 << 16  # characters that one search looks through
 SPACE_MARK = "▁"  # how SentencePiece writes a space inside a token
 Spelling = Literal["byte_level", "sentencepiece"]
+# Characters of which some stand for others while a chat is rendered (chat_template.py), as inside of a class of a
+# regular expression: Braille patterns and hexagrams, which print as they are and are neither letters nor spaces, and
+# where these are used up, private-use characters.
+DISGUISES = "\u2801-\u28ff\u4dc0-\u4dff\ue000-\uf8ff"
 CIRCLED_LETTERS = (("Ⓐ", "ⓩ"), ("🄰", "🅉"), ("🅐", "🅩"), ("🅰", "🆉"))  # and squared ones
 # Unicode's White_Space, which tokenizers go by. Python's own idea of it has U+001C to U+001F too.
 WHITE_SPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")

@@ -51,7 +51,7 @@ class ChatAnswer:
         self._prompt: Sequence[int] = ()
         self._generation: Generation | None = None
         # What the answer goes on from, where it is wanted as part of the answer.
-        self._echo: str = fields.messages[-1]["content"] if fields.echo else ""
+        self._echo: str = fields.last_text if fields.echo else ""
 
     def abort(self) -> None:
         """End what runs."""
@@ -85,8 +85,7 @@ class ChatAnswer:
         if not fields.continue_final_message:
             return await engine.encode_chat(fields.messages, client=client.id, **fields.template_kwargs)
         header = await engine.encode_chat(fields.messages[:-1], client=client.id, **fields.template_kwargs)
-        text: str = fields.messages[-1]["content"]
-        (begun,) = await engine.encode([text], parse_special=False, add_bos=False, client=client.id)
+        (begun,) = await engine.encode([fields.last_text], parse_special=False, add_bos=False, client=client.id)
         return [*header, *begun]
 
     async def whole(self, client: Client) -> Response:
