@@ -87,10 +87,6 @@ class GGUFKeys(ConfigValues):
         also_known: keys that the architecture has read itself; special: further fields of ``ModelConfig``. Of a file
         without tensors (a vocabulary) the head counts as untied.
         """
-        if self.general.whole("split.count", 65_535, low=0, default=0) > 1:
-            self.general.fail(
-                "this is one part of a split model; merge the parts (llama-gguf-split --merge) and use the result"
-            )
         for key, value in self.values.items():
             if key not in _KNOWN and key not in also_known and value not in _NEUTRAL.get(key, ()):
                 self.fail(f"{key} is {value!r}, which changes the model in a way that is not supported")
