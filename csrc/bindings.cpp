@@ -426,11 +426,20 @@ NB_MODULE(_native, m) {
             "context"_a, "Whether products with it read rounded activations.")
         .def_prop_ro("kind", [](const PackedMatrix& p) { return static_cast<int>(p.view.kind); })
         .def_prop_ro("num_bytes", [](const PackedMatrix& p) { return p.storage.bytes(); })
+        .def(
+            "fill",
+            [](PackedMatrix& p, Context& c, int64_t first_row, Bytes bytes) {
+                nb::gil_scoped_release release;
+                fill_rows(p, first_row, view(bytes), c.pool);
+            },
+            "context"_a, "first_row"_a, "data"_a, "Pack rows from first_row on, once each.")
         .def("unpack", &unpack, "context"_a);
     nb::class_<Vector>(m, "Vector", "Norm weights or a bias, float32.")
         .def(nb::init<Reals>(), "values"_a)
         .def_prop_ro("size", [](const Vector& v) { return v.size; });
     m.def("pack", &pack, "context"_a, "encoding"_a, "rows"_a, "cols"_a, "data"_a);
+    m.def("allocate", &allocate_matrix, "encoding"_a, "rows"_a, "cols"_a, "A matrix to be filled.");
+    m.def("packed_size", &packed_size, "encoding"_a, "rows"_a, "cols"_a, "Bytes of a packed matrix.");
     nb::enum_<KvKind>(m, "KvKind").value("F32", KvKind::kF32).value("BF16", KvKind::kBf16);
     m.def(
         "kv_token_bytes",

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "attention.h"
+#include "ops/int_layout.h"
 
 namespace octavo {
 
@@ -18,7 +19,8 @@ void allocate_quantised(Buffer& b, Activations activations) {
     const bool int8 = b.for_integer && activations != Activations::kBf16;
     const bool bf16 = b.for_bf16 || (b.for_integer && activations != Activations::kInt8);
     const size_t tile_bytes = bf16 ? (n + kTileRows - 1) / kTileRows * kTileRows * k_tiles * kGroup * 2 : 0;
-    b.pages = PageBuffer(tile_bytes + (int8 ? n * width + 64 + 3 * n * groups * sizeof(float) : 0));
+    const size_t arrays = b.for_halves ? 4 : 3;  // of one number per group
+    b.pages = PageBuffer(tile_bytes + (int8 ? n * width + 64 + arrays * n * groups * sizeof(float) : 0));
     b.quants = {};
     if (bf16) {
         b.quants.tiles = b.pages.as<uint16_t>();  // first: tiles of 1 KB are aligned
@@ -28,7 +30,8 @@ void allocate_quantised(Buffer& b, Activations activations) {
         b.quants.scale = reinterpret_cast<float*>(b.pages.data() + tile_bytes);
         b.quants.sum = b.quants.scale + n * groups;
         b.quants.total = reinterpret_cast<int32_t*>(b.quants.sum + n * groups);
-        b.quants.q = reinterpret_cast<int8_t*>(b.quants.total + n * groups);
+        if (b.for_halves) b.quants.low = b.quants.total + n * groups;
+        b.quants.q = reinterpret_cast<int8_t*>(b.quants.scale + arrays * n * groups);
         b.quants.cols = width;
     }
 }
@@ -70,6 +73,7 @@ bool Program::fits_quantised(int buffer, int width) const {
 void Program::note_reader(int buffer, WeightKind kind) {
     Buffer& b = buffers_[static_cast<size_t>(buffer)];
     (is_integer(kind) ? b.for_integer : b.for_bf16) = true;
+    if (has_halves(kind)) b.for_halves = true;
 }
 
 Phase& Program::phase_for(Section section, Phase::Kind kind, Domain domain) {

@@ -32,7 +32,8 @@ struct Buffer {
     Domain domain;
     int width;
     bool quantised;
-    bool for_integer = false, for_bf16 = false;  // a quantised buffer's readers: weights of which kinds
+    // a quantised buffer's readers: weights of which kinds; for_halves: some of the integers have a scale per 16
+    bool for_integer = false, for_bf16 = false, for_halves = false;
     int max_rows = 0;
     PageBuffer pages;
     Floats floats{};

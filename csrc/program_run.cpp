@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "attention.h"
+#include "ops/int_layout.h"
 #include "program.h"
 
 namespace octavo {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ops/int_layout.h"
 #include "thread_pool.h"
 
 namespace octavo {
@@ -30,9 +31,10 @@ struct Sample {
         const auto small = [&] { return static_cast<float>(static_cast<int>(next() % 255) - 127) / 64.0f; };
         for (uint8_t& byte : weights) byte = static_cast<uint8_t>(next());
         const bool is_float = kind == WeightKind::kF32 || kind == WeightKind::kF16 || kind == WeightKind::kBf16;
-        const size_t group_bytes = kind == WeightKind::kInt8 ? 544 : kind == WeightKind::kInt4 ? 320 : 288;
-        for (size_t i = 0; !is_float && i < kGroups; ++i)
-            for (size_t j = 0; j < 64; j += 2) set_half(&weights[i * group_bytes + j]);
+        const IntLayout layout = int_layout(kind);
+        for (size_t i = 0; !is_float && i < (layout.two_level ? 1 : kGroups); ++i)
+            for (size_t j = 0; j < (layout.has_minimum ? 4 : 2) * kPanel; j += 2)
+                set_half(&weights[group_bytes(layout) * i + j]);
         if (kind == WeightKind::kF32)
             for (size_t i = 0; i < weights.size(); i += 4) set_float(&weights[i], small());
         if (kind == WeightKind::kF16 || kind == WeightKind::kBf16)
@@ -40,14 +42,18 @@ struct Sample {
         for (float& x : floats) x = small();
         for (int8_t& x : q) x = static_cast<int8_t>(static_cast<int>(next() % 255) - 127);
         for (int i = 0; i < kRows * kGroups; ++i) {
-            int32_t total = 0;
-            for (int k = 0; k < kGroup; ++k) total += q[static_cast<size_t>(i * kGroup + k)];
+            int32_t total = 0, low = 0;
+            for (int k = 0; k < kGroup; ++k) {
+                total += q[static_cast<size_t>(i * kGroup + k)];
+                if (k < kGroup / 2) low = total;
+            }
+            lows.push_back(low);
             scale.push_back(0.01f + 0.001f * static_cast<float>(i % 7));
             totals.push_back(total);
             sum.push_back(scale.back() * static_cast<float>(total));
         }
         matrix = {kind, kPanel, kCols, 1, weights.size(), weights.data()};
-        rounded = {q.data(), scale.data(), sum.data(), totals.data(), kCols, tiles.data(), kGroups};
+        rounded = {q.data(), scale.data(), sum.data(), totals.data(), lows.data(), kCols, tiles.data(), kGroups};
         for (size_t row = 0; row < kRows; ++row)
             generic_kernels().round_bf16(&floats[row * kCols], kCols, rounded, row, 0);
     }
@@ -86,7 +92,7 @@ struct Sample {
     std::vector<float> floats;
     std::vector<int8_t> q;
     std::vector<float> scale, sum;
-    std::vector<int32_t> totals;
+    std::vector<int32_t> totals, lows;
     std::vector<uint16_t> tiles;
     Quantised rounded;
     std::vector<float> out;

@@ -12,6 +12,15 @@
 #include "attention_bf16.h"
 #include "linear_bf16.h"
 
+namespace {
+
+template <WeightKind Kind>
+void set_linear(octavo::Kernels& table) {
+    table.linear_bf16[static_cast<int>(Kind)] = linear_bf16_tiles<Kind>;
+}
+
+}  // namespace
+
 namespace octavo {
 
 #if defined(OCTAVO_EMULATED)
@@ -25,10 +34,20 @@ const Kernels& amx_kernels() {
 #endif
     table.exact = Activations::kBf16;
     table.linear_rows = kMaxLinearRows;
-    table.linear_bf16[static_cast<int>(WeightKind::kBf16)] = linear_bf16_tiles<WeightKind::kBf16>;
-    table.linear_bf16[static_cast<int>(WeightKind::kInt8)] = linear_bf16_tiles<WeightKind::kInt8>;
-    table.linear_bf16[static_cast<int>(WeightKind::kInt4)] = linear_bf16_tiles<WeightKind::kInt4>;
-    table.linear_bf16[static_cast<int>(WeightKind::kInt4Z)] = linear_bf16_tiles<WeightKind::kInt4Z>;
+    set_linear<WeightKind::kBf16>(table);
+    set_linear<WeightKind::kInt8>(table);
+    set_linear<WeightKind::kInt4>(table);
+    set_linear<WeightKind::kInt4Z>(table);
+    set_linear<WeightKind::kInt5>(table);
+    set_linear<WeightKind::kInt5Z>(table);
+    set_linear<WeightKind::kInt2K>(table);
+    set_linear<WeightKind::kInt3K>(table);
+    set_linear<WeightKind::kInt4K>(table);
+    set_linear<WeightKind::kInt5K>(table);
+    set_linear<WeightKind::kInt6K>(table);
+    set_linear<WeightKind::kInt8K>(table);
+    set_linear<WeightKind::kCode4>(table);
+    set_linear<WeightKind::kCode4K>(table);
     table.round_bf16 = round_pairs;
     table.to_columns = to_columns;
     table.attend_bf16 = attend_bf16_tiles;

@@ -45,16 +45,16 @@ struct WeightTiles {
 
     void unpack(int k) {
         for (int p = 0; p < Panels; ++p) {
-            const uint8_t *group = packed.at(first + k, p), *ahead = packed.ahead(first + k, p);
+            const uint8_t* ahead = packed.ahead(first + k, p);
             if constexpr (kUnpacked)
-                unpack_tile<Kind>(group, ahead, room[k][p]);
+                unpack_tile<Kind>(packed.at(first + k, p), ahead, room[k][p]);
             else
                 prefetch_lines(ahead, 0, kTileRows, kTileWords * 2);
         }
     }
     const void* at(int k, int p) const {
         if constexpr (kUnpacked) return room[k][p];
-        return packed.at(first + k, p);
+        return packed.at(first + k, p).group;
     }
 };
 

@@ -24,10 +24,17 @@ struct PackedPanels {
         : data(t.w->data + static_cast<size_t>(panel) * t.w->panel_stride),
           stride(t.w->panel_stride),
           k_tiles(static_cast<int>(t.q.k_tiles)) {}
-    const uint8_t* at(int k, int p) const { return data + p * stride + static_cast<size_t>(k) * kBytes; }
+    PackedGroup at(int k, int p) const {
+        if constexpr (Kind == WeightKind::kBf16) {
+            const uint8_t* tile = data + p * stride + static_cast<size_t>(k) * kBytes;
+            return {tile, tile};
+        } else {
+            return group_at<Kind>(data + p * stride, k);
+        }
+    }
     // What will be read some tiles later: beyond its end, a panel is followed by the next but one.
     const uint8_t* ahead(int k, int p) const {
-        return at(k + kAhead, p) + (k + kAhead < k_tiles ? 0 : (Panels - 1) * stride);
+        return at(k + kAhead, p).group + (k + kAhead < k_tiles ? 0 : (Panels - 1) * stride);
     }
 };
 

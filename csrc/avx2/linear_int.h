@@ -80,37 +80,143 @@ struct GroupSums<false, R, H> {
     }
 };
 
+// 8 columns of step I (4 k) of a group: integers as they are stored, or, of 8 bits and codebooks, with their sign.
+template <WeightKind Kind, int I>
+inline __m256i step_bytes(const uint8_t* w, int half) {
+    using Format = IntFormat<Kind>;
+    constexpr int kLow = Format::kLayout.low_bits, kHigh = Format::kLayout.high_bits;
+    w += half * 32;
+    if constexpr (kLow == 8) return load_bytes(w + I * 64);
+    constexpr int kByte = kLow == 4 ? I % 4 : I / 4, kShift = kLow == 4 ? I / 4 * 4 : I % 4 * 2;
+    const __m256i low = _mm256_set1_epi8((1 << kLow) - 1);
+    __m256i q = _mm256_and_si256(_mm256_srli_epi16(load_bytes(w + kByte * 64), kShift), low);
+    if constexpr (kHigh > 0) {
+        constexpr int kPosition = kHigh == 1 ? I : I % 4 * 2;
+        const __m256i plane = load_bytes(w + Format::kLowBytes + (kHigh == 1 ? 0 : I / 4) * 64);
+        const __m256i moved = kPosition < kLow ? _mm256_slli_epi16(plane, kPosition < kLow ? kLow - kPosition : 0)
+                                               : _mm256_srli_epi16(plane, kPosition < kLow ? 0 : kPosition - kLow);
+        q = _mm256_or_si256(q, _mm256_and_si256(moved, _mm256_set1_epi8(((1 << kHigh) - 1) << kLow)));
+    }
+    if constexpr (Format::kLayout.codebook) {
+        const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(octavo::kCodeLevels));
+        q = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(levels), q);
+    }
+    return q;
+}
+
+// f<0>(), ..., f<N - 1>()
+template <int N, class F>
+inline void unrolled(const F& f) {
+    if constexpr (N > 1) unrolled<N - 1>(f);
+    f.template operator()<N - 1>();
+}
+
+// Exact sums of a part of one group for R rows and H halves, of the integers as stored. Unsigned ones add up in 16 bits
+// for as many steps as fit: 8 of 4 bits and less, 4 of 5 bits (31 * 127 * 2 * 4 = 31496), 2 of 6 bits.
+template <WeightKind Kind, int Part, int R, int H>
+inline void part_sums(const uint8_t* w, const int8_t* const* x, int k, int half, __m256i (&out)[R][H]) {
+    using Format = IntFormat<Kind>;
+    constexpr int kSteps = 8 / Format::kParts, kBits = Format::kLayout.low_bits + Format::kLayout.high_bits;
+    constexpr bool kSigned = kBits == 8 || Format::kLayout.codebook;
+    constexpr int kFit = kSigned ? 1 : kBits == 6 ? 2 : kBits == 5 ? 4 : kSteps;
+    const __m256i ones = _mm256_set1_epi16(1);
+    unrolled<kSteps / kFit>([&]<int Run>() {
+        __m256i pairs[R][H];
+        unrolled<kFit>([&]<int J>() {
+            constexpr int kStep = Part * kSteps + Run * kFit + J;
+            __m256i bytes[H], magnitudes[H];
+            for (int h = 0; h < H; ++h) {
+                bytes[h] = step_bytes<Kind, kStep>(w, half + h);
+                if (kSigned) magnitudes[h] = _mm256_abs_epi8(bytes[h]);
+            }
+            for (int r = 0; r < R; ++r) {
+                const __m256i x4 = broadcast4(x[r] + k + 4 * kStep);
+                for (int h = 0; h < H; ++h) {
+                    const __m256i p = kSigned ? _mm256_maddubs_epi16(magnitudes[h], _mm256_sign_epi8(x4, bytes[h]))
+                                              : _mm256_maddubs_epi16(bytes[h], x4);
+                    pairs[r][h] = J == 0 ? p : _mm256_add_epi16(pairs[r][h], p);
+                    pin(pairs[r][h]);
+                }
+            }
+        });
+        for (int r = 0; r < R; ++r) {
+            for (int h = 0; h < H; ++h) {
+                const __m256i sums = _mm256_madd_epi16(pairs[r][h], ones);
+                out[r][h] = Run == 0 ? sums : _mm256_add_epi32(out[r][h], sums);
+                pin(out[r][h]);
+            }
+        }
+    });
+}
+
+inline __m256 eight_sub_scales(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+// scale_of and minimum_of, of 8 columns.
+template <WeightKind Kind>
+inline __m256 half_scale(PackedGroup p, int part, int half) {
+    if constexpr (!IntFormat<Kind>::kTwoLevel)
+        return half_to_float(reinterpret_cast<const uint16_t*>(p.group) + half * 8);
+    const __m256 d = _mm256_mul_ps(half_to_float(reinterpret_cast<const uint16_t*>(p.header) + half * 8),
+                                   eight_sub_scales(p.group + part * kLanes + half * 8));
+    return Kind == WeightKind::kInt8K ? _mm256_mul_ps(d, _mm256_set1_ps(0.125f)) : d;
+}
+template <WeightKind Kind>
+inline __m256 half_minimum(PackedGroup p, int part, int half) {
+    using Format = IntFormat<Kind>;
+    if constexpr (Format::kMinusEight) return _mm256_mul_ps(half_scale<Kind>(p, 0, half), _mm256_set1_ps(-8.0f));
+    const auto* halves = reinterpret_cast<const uint16_t*>(Format::kTwoLevel ? p.header : p.group) + kLanes + half * 8;
+    if constexpr (!Format::kTwoLevel) return half_to_float(halves);
+    return _mm256_mul_ps(half_to_float(halves),
+                         eight_sub_scales(p.group + (Format::kParts + part) * kLanes + half * 8));
+}
+
 // Fetch: nobody has read the panel yet, and the hardware's prefetcher stops at every page.
 template <WeightKind Kind, int R, int H, bool Fetch>
 void int_tile(const LinearTask& t, int row, int panel, int half) {
     using Format = IntFormat<Kind>;
+    constexpr int kParts = Format::kParts;
     const int groups = t.w->cols / kGroup;
-    const uint8_t* w = t.w->data + panel * t.w->panel_stride;
+    GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride);
+    IntRow rows[R];
     const int8_t* x[R];
-    const float *scale[R], *sum[R];
-    for (int r = 0; r < R; ++r) {
-        x[r] = t.q.q + (row + r) * t.q.cols;
-        scale[r] = t.q.scale + (row + r) * groups;
-        sum[r] = t.q.sum + (row + r) * groups;
-    }
     __m256 acc[R][H];
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r) {
+        rows[r] = IntRow(t.q, row + r, groups);
+        x[r] = rows[r].q;
         for (int h = 0; h < H; ++h) acc[r][h] = _mm256_setzero_ps();
-    for (int g = 0; g < groups; ++g, w += Format::kGroupBytes) {
+    }
+    for (int g = 0; g < groups; ++g) {
+        w.move_to(g);
         if (Fetch)
             for (int line = 0; line < Format::kGroupBytes; line += 64)
-                _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetchBytes + line), _MM_HINT_T0);
-        __m256i products[R][H];
-        GroupSums<Format::kNibbles, R, H>::run(w + Format::kScaleBytes + half * 32, x, g * kGroup, products);
-        for (int h = 0; h < H; ++h) {
-            const uint16_t* scales = reinterpret_cast<const uint16_t*>(w) + (half + h) * 8;
-            const __m256 d = half_to_float(scales);
-            const __m256 m =
-                Format::kHasMinimum ? half_to_float(scales + kLanes) : _mm256_mul_ps(d, _mm256_set1_ps(-8.0f));
-            for (int r = 0; r < R; ++r) {
-                const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(products[r][h]), _mm256_set1_ps(scale[r][g]));
-                acc[r][h] = _mm256_fmadd_ps(scaled, d, acc[r][h]);
-                if (Format::kNibbles) acc[r][h] = _mm256_fmadd_ps(_mm256_set1_ps(sum[r][g]), m, acc[r][h]);
+                _mm_prefetch(reinterpret_cast<const char*>(w.at.group + kPrefetchBytes + line), _MM_HINT_T0);
+        unrolled<kParts>([&]<int Part>() {
+            __m256i products[R][H];
+            if constexpr (Format::kPlain)
+                GroupSums<Format::kNibbles, R, H>::run(w.integers() + half * 32, x, g * kGroup, products);
+            else
+                part_sums<Kind, Part, R, H>(w.integers(), x, g * kGroup, half, products);
+            for (int h = 0; h < H; ++h) {
+                const __m256 d = half_scale<Kind>(w.at, Part, half + h);
+                for (int r = 0; r < R; ++r) {
+                    if (Format::kZero)
+                        products[r][h] = _mm256_sub_epi32(
+                            products[r][h], _mm256_set1_epi32(Format::kZero * rows[r].part_total(kParts, Part, g)));
+                    const __m256 scaled =
+                        _mm256_mul_ps(_mm256_cvtepi32_ps(products[r][h]), _mm256_set1_ps(rows[r].scale[g]));
+                    acc[r][h] = _mm256_fmadd_ps(scaled, d, acc[r][h]);
+                }
+            }
+        });
+        if constexpr (Format::kHasOffset) {
+            for (int part = 0; part < kParts; ++part) {
+                for (int h = 0; h < H; ++h) {
+                    const __m256 m = half_minimum<Kind>(w.at, part, half + h);
+                    for (int r = 0; r < R; ++r)
+                        acc[r][h] = _mm256_fmadd_ps(_mm256_set1_ps(rows[r].part_sum(kParts, part, g)), m, acc[r][h]);
+                }
             }
         }
     }

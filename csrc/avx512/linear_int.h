@@ -4,7 +4,7 @@
 // every sum starts at -128 times the sum of the activations instead of 0. A lane holds one column and 4 values of k.
 #pragma once
 
-#include "../ops/linear_int.h"
+#include "step_bytes.h"
 
 namespace {
 
@@ -50,35 +50,70 @@ inline void group_sums(const uint8_t* w, const int8_t* const* x, int k, const in
     for (int r = 0; r < R; ++r) out[r] = _mm512_add_epi32(out[r], second[r]);
 }
 
+// Exact sums of both halves of a group for R rows, zero points taken off.
+template <WeightKind Kind, int R>
+inline void half_sums(const uint8_t* w, const IntRow (&rows)[R], int g, __m512i (&lower)[R], __m512i (&upper)[R]) {
+    using Format = IntFormat<Kind>;
+    constexpr int kZero = unsigned_zero<Kind>();
+    for (int r = 0; r < R; ++r) {
+        if (Format::kParts == 2) {
+            lower[r] = kZero ? _mm512_set1_epi32(-kZero * rows[r].low[g]) : _mm512_setzero_si512();
+            upper[r] = kZero ? _mm512_set1_epi32(-kZero * (rows[r].total[g] - rows[r].low[g])) : _mm512_setzero_si512();
+        } else {
+            lower[r] = kZero ? _mm512_set1_epi32(-kZero * rows[r].total[g]) : _mm512_setzero_si512();
+            upper[r] = _mm512_setzero_si512();
+        }
+    }
+    steps<4>([&]<int I>() {
+        const __m512i first = unsigned_bytes<Kind, I>(w), second = unsigned_bytes<Kind, I + 4>(w);
+        for (int r = 0; r < R; ++r) {
+            const int8_t* x = rows[r].q + g * kGroup + 4 * I;
+            lower[r] = _mm512_dpbusd_epi32(lower[r], first, broadcast4(x));
+            upper[r] = _mm512_dpbusd_epi32(upper[r], second, broadcast4(x + 16));
+        }
+    });
+}
+
 // Fetch: nobody has read the panel yet.
 template <WeightKind Kind, int R, bool Fetch>
 void int_tile(const LinearTask& t, int row, int panel) {
     using Format = IntFormat<Kind>;
     const int groups = t.w->cols / kGroup;
-    const uint8_t* w = t.w->data + panel * t.w->panel_stride;
-    const int8_t* x[R];
-    const float *scale[R], *sum[R];
-    const int32_t* total[R];
+    GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride);
+    IntRow rows[R];
     Vec acc[R];
     for (int r = 0; r < R; ++r) {
-        x[r] = t.q.q + (row + r) * t.q.cols;
-        scale[r] = t.q.scale + (row + r) * groups;
-        sum[r] = t.q.sum + (row + r) * groups;
-        total[r] = t.q.total + (row + r) * groups;
+        rows[r] = IntRow(t.q, row + r, groups);
         acc[r] = zero();
     }
-    for (int g = 0; g < groups; ++g, w += Format::kGroupBytes) {
+    for (int g = 0; g < groups; ++g) {
+        w.move_to(g);
         if (Fetch)
             for (int line = 0; line < Format::kGroupBytes; line += 64)
-                _mm_prefetch(reinterpret_cast<const char*>(w + kPrefetchBytes + line), _MM_HINT_T0);
-        __m512i products[R];
-        group_sums<Format::kNibbles, R>(w + Format::kScaleBytes, x, g * kGroup, total, g, products);
-        const uint16_t* scales = reinterpret_cast<const uint16_t*>(w);
-        const Vec d = load_f16(scales);
-        const Vec m = Format::kHasMinimum ? load_f16(scales + kLanes) : mul(d, set1(-8.0f));
-        for (int r = 0; r < R; ++r) {
-            acc[r] = fma(mul(to_float(products[r]), set1(scale[r][g])), d, acc[r]);
-            if (Format::kNibbles) acc[r] = fma(set1(sum[r][g]), m, acc[r]);
+                _mm_prefetch(reinterpret_cast<const char*>(w.at.group + kPrefetchBytes + line), _MM_HINT_T0);
+        __m512i lower[R], upper[R];
+        if constexpr (Format::kPlain) {
+            const int8_t* x[R];
+            const int32_t* total[R];
+            for (int r = 0; r < R; ++r) {
+                x[r] = rows[r].q;
+                total[r] = rows[r].total;
+            }
+            group_sums<Format::kNibbles, R>(w.integers(), x, g * kGroup, total, g, lower);
+        } else {
+            half_sums<Kind, R>(w.integers(), rows, g, lower, upper);
+        }
+        if (!Format::kPlain && Format::kParts == 1)
+            for (int r = 0; r < R; ++r) lower[r] = _mm512_add_epi32(lower[r], upper[r]);
+        const Vec d = scale_of<Kind>(w.at, 0);
+        for (int r = 0; r < R; ++r) acc[r] = fma(mul(to_float(lower[r]), set1(rows[r].scale[g])), d, acc[r]);
+        if constexpr (Format::kParts == 2) {
+            const Vec d_upper = scale_of<Kind>(w.at, 1);
+            for (int r = 0; r < R; ++r) acc[r] = fma(mul(to_float(upper[r]), set1(rows[r].scale[g])), d_upper, acc[r]);
+        }
+        for (int part = 0; Format::kHasOffset && part < Format::kParts; ++part) {
+            const Vec m = minimum_of<Kind>(w.at, part);
+            for (int r = 0; r < R; ++r) acc[r] = fma(set1(rows[r].part_sum(Format::kParts, part, g)), m, acc[r]);
         }
     }
     for (int r = 0; r < R; ++r)

@@ -79,6 +79,11 @@ inline M512i srli_epi32(M512i x, unsigned n) {
 inline M512i srli_epi16(M512i x, unsigned n) {
     return make(_mm256_srli_epi16(x.lo, static_cast<int>(n)), _mm256_srli_epi16(x.hi, static_cast<int>(n)));
 }
+inline M512i slli_epi16(M512i x, unsigned n) {
+    return make(_mm256_slli_epi16(x.lo, static_cast<int>(n)), _mm256_slli_epi16(x.hi, static_cast<int>(n)));
+}
+inline M512i sub_epi8(M512i a, M512i b) { return make(_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)); }
+inline M512i broadcast_i32x4(__m128i x) { return make(_mm256_broadcastsi128_si256(x), _mm256_broadcastsi128_si256(x)); }
 inline M512 fmadd_ps(M512 a, M512 b, M512 c) {
     return make(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi));
 }
@@ -236,6 +241,7 @@ inline M512 setr_ps(const float (&lanes)[16]) { return loadu_ps(lanes); }
 #undef _mm512_setr_ps
 #define _mm512_setr_epi32(...) emulated::setr_epi32({__VA_ARGS__})
 #define _mm512_setr_ps(...) emulated::setr_ps({__VA_ARGS__})
+#define _mm512_broadcast_i32x4 emulated::broadcast_i32x4
 #define _mm512_broadcast_i64x4 emulated::broadcast_i64x4
 #define _mm512_permutex2var_epi64 emulated::permutex2var_epi64
 #define _mm512_permutexvar_epi16 emulated::permutexvar_epi16
@@ -293,11 +299,13 @@ inline M512 setr_ps(const float (&lanes)[16]) { return loadu_ps(lanes); }
 #define _mm512_set1_ps emulated::set1_ps
 #define _mm512_setzero_ps emulated::setzero_ps
 #define _mm512_setzero_si512 emulated::setzero_si512
+#define _mm512_slli_epi16 emulated::slli_epi16
 #define _mm512_slli_epi32 emulated::slli_epi32
 #define _mm512_sqrt_ps emulated::sqrt_ps
 #define _mm512_srli_epi16 emulated::srli_epi16
 #define _mm512_srli_epi32 emulated::srli_epi32
 #define _mm512_storeu_ps emulated::storeu_ps
 #define _mm512_storeu_si512 emulated::storeu_si512
+#define _mm512_sub_epi8 emulated::sub_epi8
 #define _mm512_sub_ps emulated::sub_ps
 #define _mm512_xor_si512 emulated::xor_si512

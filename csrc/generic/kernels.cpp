@@ -3,7 +3,7 @@
 
 #define OCTAVO_ATTENTION_ROWS 3
 
-#include "../ops/linear_int.h"
+#include "../ops/stored_integer.h"
 
 namespace {
 
@@ -11,44 +11,34 @@ using octavo::kGroup;
 using octavo::LinearTask;
 using octavo::WeightKind;
 
-// Integer sums of one group: sixteen columns times one row.
-template <class Format>
-IVec group_sums(const uint8_t* w, const int8_t* x) {
+// Integer sums of a part of one group: sixteen columns times one row.
+template <WeightKind Kind>
+IVec part_sums(const uint8_t* w, const int8_t* x, int part) {
+    constexpr int kPartK = kGroup / IntFormat<Kind>::kParts;
     IVec sum = {};
-    for (int step = 0; step < (Format::kNibbles ? 4 : 8); ++step) {
-        for (int c = 0; c < kLanes; ++c) {
-            for (int j = 0; j < 4; ++j) {
-                const uint8_t byte = w[(step * kLanes + c) * 4 + j];
-                if (Format::kNibbles) {
-                    sum.lane[c] += (byte & 15) * x[4 * step + j] + (byte >> 4) * x[16 + 4 * step + j];
-                } else {
-                    sum.lane[c] += static_cast<int8_t>(byte) * x[4 * step + j];
-                }
-            }
-        }
-    }
+    for (int k = part * kPartK; k < (part + 1) * kPartK; ++k)
+        for (int c = 0; c < kLanes; ++c) sum.lane[c] += stored_integer<Kind>(w, k, c) * x[k];
     return sum;
 }
 
 template <WeightKind Kind>
 void linear_int(const LinearTask& t) {
     using Format = IntFormat<Kind>;
+    constexpr int kParts = Format::kParts;
     const int groups = t.w->cols / kGroup;
     for (int panel = t.panel_begin; panel < t.panel_end; ++panel) {
         for (int row = t.row_begin; row < t.row_end; ++row) {
-            const uint8_t* w = t.w->data + panel * t.w->panel_stride;
-            const int8_t* x = t.q.q + row * t.q.cols;
-            const float* scale = t.q.scale + row * groups;
-            const float* sum = t.q.sum + row * groups;
+            GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride);
+            const IntRow x(t.q, row, groups);
             Vec acc = zero();
-            for (int g = 0; g < groups; ++g, w += Format::kGroupBytes, x += kGroup) {
-                const Vec d = load_f16(reinterpret_cast<const uint16_t*>(w));
-                const Vec products = to_float(group_sums<Format>(w + Format::kScaleBytes, x));
-                acc = fma(mul(products, set1(scale[g])), d, acc);
-                if (Format::kHasMinimum)
-                    acc = fma(set1(sum[g]), load_f16(reinterpret_cast<const uint16_t*>(w) + kLanes), acc);
-                else if (Format::kNibbles)
-                    acc = fma(set1(sum[g]), mul(d, set1(-8.0f)), acc);
+            for (int g = 0; g < groups; ++g) {
+                w.move_to(g);
+                for (int part = 0; part < kParts; ++part) {
+                    const Vec products = to_float(part_sums<Kind>(w.integers(), x.q + g * kGroup, part));
+                    acc = fma(mul(products, set1(x.scale[g])), scale_of<Kind>(w.at, part), acc);
+                }
+                for (int part = 0; Format::kHasOffset && part < kParts; ++part)
+                    acc = fma(set1(x.part_sum(kParts, part, g)), minimum_of<Kind>(w.at, part), acc);
             }
             store(t.out + (row - t.row_begin) * t.out_stride + (panel - t.panel_begin) * kLanes, acc);
         }

@@ -1,7 +1,7 @@
 // One row of a packed matrix back to float32, for embeddings and for unpack. Include one of simd/*.h first.
 #pragma once
 
-#include "types.h"
+#include "stored_integer.h"
 
 namespace {
 
@@ -13,7 +13,35 @@ inline float read_half(const uint8_t* p) {
     return out[0];
 }
 
+// The number of one lane, of f16 scales alone or times a sub-scale.
+inline float scale_in(const uint8_t* halves, int lane, const uint8_t* sub) {
+    const float f16 = read_half(halves + 2 * lane);
+    return sub ? f16 * static_cast<float>(static_cast<int8_t>(sub[lane])) : f16;
+}
+
 // Equals the file's values bit for bit: d * q is exact in float32, so only the minimum's addition rounds.
+template <octavo::WeightKind Kind>
+void dequantise_integers(const octavo::Matrix& w, const uint8_t* panel, int lane, float* out) {
+    using Format = IntFormat<Kind>;
+    constexpr int kPartK = octavo::kGroup / Format::kParts;
+    for (int g = 0; g < w.cols / octavo::kGroup; ++g, out += octavo::kGroup) {
+        const PackedGroup at = group_at<Kind>(panel, g);
+        const uint8_t* halves = Format::kTwoLevel ? at.header : at.group;
+        for (int part = 0; part < Format::kParts; ++part) {
+            const uint8_t* sub = Format::kTwoLevel ? at.group + part * kLanes : nullptr;
+            float d = scale_in(halves, lane, sub);
+            if (Kind == octavo::WeightKind::kInt8K) d *= 0.125f;
+            float m = -8.0f * d;
+            if (Format::kHasMinimum) m = scale_in(halves + 2 * kLanes, lane, sub ? sub + Format::kParts * kLanes : sub);
+            for (int k = part * kPartK; k < (part + 1) * kPartK; ++k) {
+                const float product =
+                    d * static_cast<float>(stored_integer<Kind>(at.group + Format::kScaleBytes, k, lane));
+                out[k] = Format::kHasOffset ? product + m : product;
+            }
+        }
+    }
+}
+
 void dequantise_row(const octavo::Matrix& w, int row, float* out) {
     using octavo::WeightKind;
     const int lane = row % kLanes;
@@ -37,29 +65,35 @@ void dequantise_row(const octavo::Matrix& w, int row, float* out) {
         }
         return;
     }
-    for (int g = 0; g < w.cols / octavo::kGroup; ++g, out += octavo::kGroup) {
-        const float d = read_half(p + 2 * lane);
-        p += 2 * kLanes;
-        if (w.kind == WeightKind::kInt8) {
-            const int8_t* q = reinterpret_cast<const int8_t*>(p);
-            for (int k = 0; k < octavo::kGroup; ++k)
-                out[k] = d * static_cast<float>(q[(k / 4 * kLanes + lane) * 4 + k % 4]);
-            p += octavo::kGroup * kLanes;
-            continue;
-        }
-        float m = -8.0f * d;
-        if (w.kind == WeightKind::kInt4) {
-            m = read_half(p + 2 * lane);
-            p += 2 * kLanes;
-        }
-        for (int i = 0; i < 4; ++i) {
-            for (int j = 0; j < 4; ++j) {
-                const int byte = p[(i * kLanes + lane) * 4 + j];
-                out[4 * i + j] = d * static_cast<float>(byte & 15) + m;
-                out[16 + 4 * i + j] = d * static_cast<float>(byte >> 4) + m;
-            }
-        }
-        p += octavo::kGroup * kLanes / 2;
+    switch (w.kind) {
+        case WeightKind::kInt8:
+            return dequantise_integers<WeightKind::kInt8>(w, p, lane, out);
+        case WeightKind::kInt4:
+            return dequantise_integers<WeightKind::kInt4>(w, p, lane, out);
+        case WeightKind::kInt4Z:
+            return dequantise_integers<WeightKind::kInt4Z>(w, p, lane, out);
+        case WeightKind::kInt5:
+            return dequantise_integers<WeightKind::kInt5>(w, p, lane, out);
+        case WeightKind::kInt5Z:
+            return dequantise_integers<WeightKind::kInt5Z>(w, p, lane, out);
+        case WeightKind::kInt2K:
+            return dequantise_integers<WeightKind::kInt2K>(w, p, lane, out);
+        case WeightKind::kInt3K:
+            return dequantise_integers<WeightKind::kInt3K>(w, p, lane, out);
+        case WeightKind::kInt4K:
+            return dequantise_integers<WeightKind::kInt4K>(w, p, lane, out);
+        case WeightKind::kInt5K:
+            return dequantise_integers<WeightKind::kInt5K>(w, p, lane, out);
+        case WeightKind::kInt6K:
+            return dequantise_integers<WeightKind::kInt6K>(w, p, lane, out);
+        case WeightKind::kInt8K:
+            return dequantise_integers<WeightKind::kInt8K>(w, p, lane, out);
+        case WeightKind::kCode4:
+            return dequantise_integers<WeightKind::kCode4>(w, p, lane, out);
+        case WeightKind::kCode4K:
+            return dequantise_integers<WeightKind::kCode4K>(w, p, lane, out);
+        default:
+            return;
     }
 }
 

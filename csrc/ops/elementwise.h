@@ -66,6 +66,7 @@ void quantise(const float* x, int cols, const octavo::Quantised& to, size_t row,
         const int32_t total = reduce_iadd(iadd(qa, qb));
         to.scale[g] = scale;
         to.total[g] = total;
+        if (to.low) to.low[g] = reduce_iadd(qa);
         to.sum[g] = scale * static_cast<float>(total);
         x += octavo::kGroup;
         q += octavo::kGroup;

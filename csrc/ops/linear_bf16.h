@@ -7,43 +7,36 @@
 // This is what TDPBF16PS computes, so amx/linear_bf16.h agrees bit for bit.
 #pragma once
 
-#include "linear_int.h"
+#include "stored_integer.h"
 
 namespace {
 
 // 32 k of 16 columns as float32 that are bfloat16 numbers: [k][column].
 using GroupFloats = float[octavo::kGroup][kLanes];
 
-// Weight k of a column as the integer that was stored.
+// Group g of a panel.
 template <octavo::WeightKind Kind>
-inline float stored_integer(const uint8_t* group, int k, int column) {
-    const uint8_t* p = group + IntFormat<Kind>::kScaleBytes;
-    if (!IntFormat<Kind>::kNibbles)
-        return static_cast<float>(static_cast<int8_t>(p[(k / 4 * kLanes + column) * 4 + k % 4]));
-    const int byte = p[(k % 16 / 4 * kLanes + column) * 4 + k % 4];
-    return static_cast<float>(k < 16 ? byte & 15 : byte >> 4);
-}
-
-template <octavo::WeightKind Kind>
-void unpack_bf16(const uint8_t* group, GroupFloats& out) {
+void unpack_bf16(const uint8_t* panel, int g, GroupFloats& out) {
     if constexpr (Kind == octavo::WeightKind::kBf16) {
+        const auto* words = reinterpret_cast<const uint16_t*>(panel) + g * octavo::kGroup * kLanes;
         for (int k = 0; k < octavo::kGroup; k += 2) {
             Vec even, odd;
-            load_bf16_pairs(reinterpret_cast<const uint16_t*>(group) + k * kLanes, even, odd);
+            load_bf16_pairs(words + k * kLanes, even, odd);
             store(out[k], even);
             store(out[k + 1], odd);
         }
     } else {
         using Format = IntFormat<Kind>;
-        const uint16_t* scales = reinterpret_cast<const uint16_t*>(group);
-        const Vec d = load_f16(scales);
-        const Vec m = !Format::kNibbles     ? zero()
-                      : Format::kHasMinimum ? load_f16(scales + kLanes)
-                                            : mul(d, set1(-8.0f));
-        for (int k = 0; k < octavo::kGroup; ++k) {
-            float q[kLanes];
-            for (int column = 0; column < kLanes; ++column) q[column] = stored_integer<Kind>(group, k, column);
-            store(out[k], round_to_bf16(Format::kNibbles ? fma(load(q), d, m) : mul(load(q), d)));
+        constexpr int kPartK = octavo::kGroup / Format::kParts;
+        const PackedGroup at = group_at<Kind>(panel, g);
+        for (int part = 0; part < Format::kParts; ++part) {
+            const Vec d = scale_of<Kind>(at, part), m = minimum_of<Kind>(at, part);
+            for (int k = part * kPartK; k < (part + 1) * kPartK; ++k) {
+                float q[kLanes];
+                for (int column = 0; column < kLanes; ++column)
+                    q[column] = static_cast<float>(stored_integer<Kind>(at.group + Format::kScaleBytes, k, column));
+                store(out[k], round_to_bf16(Format::kHasOffset ? fma(load(q), d, m) : mul(load(q), d)));
+            }
         }
     }
 }
@@ -82,8 +75,8 @@ void linear_bf16(const octavo::LinearTask& t) {
     for (int panel = t.panel_begin; panel < t.panel_end; ++panel) {
         const uint8_t* w = t.w->data + panel * t.w->panel_stride;
         for (int r = 0; r < rows; ++r) store(acc[r], zero());
-        for (int g = 0; g < groups; ++g, w += kBf16GroupBytes<Kind>) {
-            unpack_bf16<Kind>(w, weights);
+        for (int g = 0; g < groups; ++g) {
+            unpack_bf16<Kind>(w, g, weights);
             int r = 0;
             for (; r + 3 <= rows; r += 3) add_bf16_group<3>(t.q, t.row_begin + r, g, weights, acc + r);
             for (; r < rows; ++r) add_bf16_group<1>(t.q, t.row_begin + r, g, weights, acc + r);

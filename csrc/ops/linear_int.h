@@ -4,19 +4,104 @@
 // integer sum i = sum q_w q_x:
 //   acc = fma(float(i) * s, d, acc)         and, where the weights have a minimum or a zero point,
 //   acc = fma(s * sum q_x, m, acc)          with m the minimum, or -8 d
-// The integer half differs by ISA and is exact in each, so all of them agree bit for bit.
+// Weights with a scale per 16 have two such sums: first both products, then both minima, the lower half first.
+// Scales of two levels are multiplied first, d = f16 * sub-scale, which is exact; so are zero points other than 8,
+// which are part of i. The integer half differs by ISA and is exact in each, so all of them agree bit for bit.
 #pragma once
 
-#include "types.h"
+#include "int_layout.h"
 
 namespace {
 
 template <octavo::WeightKind Kind>
 struct IntFormat {
-    static constexpr bool kNibbles = Kind != octavo::WeightKind::kInt8;
-    static constexpr bool kHasMinimum = Kind == octavo::WeightKind::kInt4;
-    static constexpr int kScaleBytes = (kHasMinimum ? 4 : 2) * octavo::kPanel;  // before the group's integers
-    static constexpr int kGroupBytes = kScaleBytes + octavo::kGroup * octavo::kPanel / (kNibbles ? 2 : 1);
+    static constexpr octavo::IntLayout kLayout = octavo::int_layout(Kind);
+    static constexpr bool kNibbles = kLayout.low_bits == 4 && kLayout.high_bits == 0 && !kLayout.codebook;
+    static constexpr bool kPlain = Kind <= octavo::WeightKind::kInt4Z;  // f16 scales, whole bytes or nibbles
+    static constexpr bool kMinusEight = Kind == octavo::WeightKind::kInt4Z;
+    static constexpr bool kHasMinimum = kLayout.has_minimum;
+    static constexpr bool kHasOffset = kHasMinimum || kMinusEight;  // w = d q + m with m other than 0
+    static constexpr bool kTwoLevel = kLayout.two_level;
+    static constexpr int kParts = kLayout.parts;
+    static constexpr int kZero = kMinusEight ? 0 : kLayout.zero;  // that the integer sums take off
+    static constexpr int kLowBytes = octavo::low_bytes(kLayout);
+    static constexpr int kHeaderBytes = octavo::header_bytes(kLayout);
+    static constexpr int kScaleBytes = octavo::scale_bytes(kLayout);  // before the group's integers
+    static constexpr int kGroupBytes = octavo::group_bytes(kLayout);
+};
+
+// A group and the header that it belongs to.
+struct PackedGroup {
+    const uint8_t* header;
+    const uint8_t* group;
+};
+
+// Steps through the groups of a panel.
+template <octavo::WeightKind Kind>
+struct GroupWalk {
+    using Format = IntFormat<Kind>;
+
+    PackedGroup at;
+    const uint8_t* next;
+
+    explicit GroupWalk(const uint8_t* panel) : at{panel, panel}, next(panel) {}
+    // To group g, which is the first one or follows the last one.
+    void move_to(int g) {
+        if (Format::kTwoLevel && g % octavo::kHeaderGroups == 0) {
+            at.header = next;
+            next += Format::kHeaderBytes;
+        }
+        at.group = next;
+        next += Format::kGroupBytes;
+    }
+    const uint8_t* integers() const { return at.group + Format::kScaleBytes; }
+};
+
+template <octavo::WeightKind Kind>
+inline PackedGroup group_at(const uint8_t* panel, int g) {
+    const auto group = static_cast<size_t>(g);
+    return {panel + octavo::header_offset(IntFormat<Kind>::kLayout, group),
+            panel + octavo::group_offset(IntFormat<Kind>::kLayout, group)};
+}
+
+// Scale of a part of a group, and its minimum.
+template <octavo::WeightKind Kind>
+inline Vec scale_of(PackedGroup p, int part) {
+    if constexpr (!IntFormat<Kind>::kTwoLevel) return load_f16(reinterpret_cast<const uint16_t*>(p.group));
+    const Vec sub = load_i8(reinterpret_cast<const int8_t*>(p.group) + part * kLanes);
+    const Vec d = mul(load_f16(reinterpret_cast<const uint16_t*>(p.header)), sub);
+    return Kind == octavo::WeightKind::kInt8K ? mul(d, set1(0.125f)) : d;
+}
+template <octavo::WeightKind Kind>
+inline Vec minimum_of(PackedGroup p, int part) {
+    using Format = IntFormat<Kind>;
+    if constexpr (Format::kMinusEight) return mul(scale_of<Kind>(p, 0), set1(-8.0f));
+    if constexpr (!Format::kHasMinimum) return zero();
+    if constexpr (!Format::kTwoLevel) return load_f16(reinterpret_cast<const uint16_t*>(p.group) + kLanes);
+    const Vec sub = load_i8(reinterpret_cast<const int8_t*>(p.group) + (Format::kParts + part) * kLanes);
+    return mul(load_f16(reinterpret_cast<const uint16_t*>(p.header) + kLanes), sub);
+}
+
+// The activations of one row.
+struct IntRow {
+    const int8_t* q;
+    const float *scale, *sum;
+    const int32_t *total, *low;
+
+    IntRow() = default;
+    IntRow(const octavo::Quantised& x, int row, int groups)
+        : q(x.q + static_cast<size_t>(row) * x.cols),
+          scale(x.scale + static_cast<size_t>(row) * groups),
+          sum(x.sum + static_cast<size_t>(row) * groups),
+          total(x.total + static_cast<size_t>(row) * groups),
+          low(x.low + (x.low ? static_cast<size_t>(row) * groups : 0)) {}
+    // Of the activations of a part of a group.
+    int32_t part_total(int parts, int part, int g) const {
+        return parts == 1 ? total[g] : part == 0 ? low[g] : total[g] - low[g];
+    }
+    float part_sum(int parts, int part, int g) const {
+        return parts == 1 ? sum[g] : scale[g] * static_cast<float>(part_total(parts, part, g));
+    }
 };
 
 }  // namespace

@@ -21,6 +21,17 @@ enum class WeightKind : int {
     kInt8,   // per group: [16] f16 scale, [8][16][4] int8            w = d * q
     kInt4,   // per group: [16] f16 scale, [16] f16 minimum, nibbles  w = d * q + m
     kInt4Z,  // per group: [16] f16 scale, nibbles                    w = d * q - 8 d
+    // the others are drawn in int_layout.h
+    kInt5,    // Q5_1: f16 scale and minimum per 32
+    kInt5Z,   // Q5_0: f16 scale per 32, w = d * (q - 16)
+    kInt2K,   // Q2_K: sub-scale and sub-minimum per 16, f16 of both per 256
+    kInt3K,   // Q3_K: sub-scale per 16, f16 per 256, w = d * (q - 4)
+    kInt4K,   // Q4_K: sub-scale and sub-minimum per 32, f16 of both per 256
+    kInt5K,   // Q5_K: likewise
+    kInt6K,   // Q6_K: sub-scale per 16, f16 per 256, w = d * (q - 32)
+    kInt8K,   // repacked IQ1 to IQ3, TQ: sub-scale per 16, f16 per 256, w = d / 8 * q
+    kCode4,   // IQ4_NL: f16 scale per 32, nibbles are indices of 16 levels
+    kCode4K,  // IQ4_XS: the same with a sub-scale per 32 and f16 per 256
     kCount
 };
 // nibbles of a group: [4][16][4] bytes; byte [i][column][j] holds k = 4 i + j low and k = 16 + 4 i + j high
@@ -54,6 +65,7 @@ struct Quantised {
     float* scale;    // [rows][cols / 32]
     float* sum;      // [rows][cols / 32] scale * sum(q)
     int32_t* total;  // [rows][cols / 32] sum(q)
+    int32_t* low;    // [rows][cols / 32] sum(q) of the first 16; null if no weight has a scale per 16
     size_t cols;
     // bfloat16, each 16 rows x 32 k one tile of 1 KB: [rows / 16][k_tiles][16][32]; zero beyond cols
     uint16_t* tiles;
@@ -157,8 +169,7 @@ struct Kernels {
     void (*softmax_terms)(const float* x, int n, float shift, float temperature, float* z, float* w, float* block_sums);
 };
 
-constexpr bool is_int4(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt4Z; }
-constexpr bool is_integer(WeightKind kind) { return kind == WeightKind::kInt8 || is_int4(kind); }
+constexpr bool is_integer(WeightKind kind) { return kind >= WeightKind::kInt8; }
 // Whether products with such weights read rounded rows.
 static inline bool reads_quantised(WeightKind kind, Activations activations) {
     return is_integer(kind) || (kind == WeightKind::kBf16 && activations != Activations::kInt8);

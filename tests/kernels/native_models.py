@@ -15,12 +15,20 @@ from octavo import _native
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, KVCacheLayout, Ops
 from octavo.kernels.native.backend import Activations, NativeBackend
+from octavo.model.dummy import random_matrix
 from octavo.model.registry import build_model, find_architecture
 from octavo.weights.dequantise import GROUP_LAYOUT, Encoding
 from octavo.weights.tensor import WeightTensor
 
 ISAS = _native.available_isas()
-ENCODINGS: tuple[Encoding, ...] = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+#: One per packed kind: all encodings that are repacked share I8_K, of which IQ2_XS and TQ2_0 stand for the rest.
+# fmt: off
+ENCODINGS: tuple[Encoding, ...] = (
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "IQ4_XS", "IQ2_XS", "TQ2_0",
+)
+# fmt: on
+QUANTISED = tuple(encoding for encoding in GROUP_LAYOUT if GROUP_LAYOUT[encoding][0] > 1)
 
 
 def config(**changes: object) -> ModelConfig:
@@ -44,6 +52,19 @@ def config(**changes: object) -> ModelConfig:
     return ModelConfig(**(fields | changes))  # type: ignore[arg-type]
 
 
+def config_of(encoding: Encoding, **changes: object) -> ModelConfig:
+    """The same with rows of whole blocks."""
+    if GROUP_LAYOUT[encoding][0] > 32:
+        changes = {"hidden_size": 256, "head_dim": 64, "rope_dim": 64, "intermediate_size": 256} | changes
+    return config(**changes)
+
+
+def whole(encoding: Encoding, width: int) -> int:
+    """``width`` rounded up to whole blocks."""
+    block = GROUP_LAYOUT[encoding][0]
+    return -(-width // block) * block
+
+
 def random_tensor(
     rng: np.random.Generator, shape: tuple[int, ...], encoding: Encoding = "F32", name: str = "w"
 ) -> WeightTensor:
@@ -59,13 +80,7 @@ def random_tensor(
     if encoding == "BF16":
         bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         return WeightTensor(name=name, shape=shape, encoding=encoding, data=bits.reshape(-1).view(np.uint8))
-    groups = rng.integers(0, 256, (shape[0] * shape[1] // 32, GROUP_LAYOUT[encoding][1]), np.uint8)
-    spread = {"Q8_0": 73.0, "Q4_0": 4.6, "Q4_1": 4.6}[encoding]  # standard deviation of the random integers
-    scale = (size / spread * rng.uniform(0.5, 1.5, len(groups))).astype(np.float16)
-    groups[:, :2] = scale.view(np.uint8).reshape(-1, 2)
-    if encoding == "Q4_1":
-        groups[:, 2:4] = (scale * np.float16(-7.5)).view(np.uint8).reshape(-1, 2)
-    return WeightTensor(name=name, shape=shape, encoding=encoding, data=groups.reshape(-1))
+    return WeightTensor(name=name, shape=shape, encoding=encoding, data=random_matrix(rng, shape, encoding))  # type: ignore[arg-type]
 
 
 def to_bfloat16(x: NDArray[np.float32]) -> NDArray[np.float32]:

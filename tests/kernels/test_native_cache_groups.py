@@ -13,20 +13,14 @@ from dataclasses import replace
 import pytest
 from native_models import config, random_llama
 
+from machine import Answers, Machine
 from octavo.core.cache_group import CacheGroup
-from octavo.core.plan import SampledToken, StepPlan
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.model_runner import ModelRunner
-from octavo.kernels.native.backend import Activations, NativeBackend
-from octavo.memory.kv_cache_manager import KVCacheManager
-from octavo.scheduler.chunk_sizer import FixedChunkSizer
-from octavo.scheduler.scheduler import Scheduler
+from octavo.kernels.native.backend import Activations
 
-BLOCK = 16
 C = config(num_layers=3, layer_windows=(None, 37, 6))
 ONE_GROUP = (CacheGroup(kind="full", layers=(0, 1, 2)),)
-Answers = dict[str, list[SampledToken]]
 
 
 def requests() -> list[Request]:
@@ -52,36 +46,6 @@ def requests() -> list[Request]:
             for choice in range(choices)
         ]
     return made
-
-
-class Machine:
-    """A scheduler over a backend; blocks that nobody holds are poisoned."""
-
-    def __init__(
-        self, made: NativeBackend, groups: tuple[CacheGroup, ...], num_blocks: tuple[int, ...], chunk: int
-    ) -> None:
-        self.manager = KVCacheManager(num_blocks, BLOCK, groups=groups)
-        self.scheduler = Scheduler(
-            self.manager, sizer=FixedChunkSizer(chunk), max_num_seqs=8, max_num_batched_tokens=256
-        )
-        self.backend, self.runner = made, ModelRunner(made, block_size=BLOCK, num_groups=len(groups))
-        self.answers: Answers = {}
-        self.plans: list[StepPlan] = []
-
-    def run(self) -> None:
-        while self.scheduler.has_unfinished:
-            plan = self.scheduler.plan(0.0)
-            assert len(self.plans) < 3_000, f"nothing moves: {plan.waiting_for}"
-            self.plans.append(plan)
-            for event in self.scheduler.apply(plan, self.runner.execute(plan)):
-                assert event.finish_reason in (None, "length"), event.stop_reason
-                if event.token is not None:
-                    self.answers.setdefault(event.request_id, []).append(event.token)
-            self.manager.check_integrity()
-            for group, blocks in enumerate(self.manager._blocks):
-                for block in blocks.pool._free:
-                    assert self.backend._kv is not None
-                    self.backend._kv.poison(block, group)
 
 
 def answers_alone(activations: Activations, kv_dtype: str) -> Answers:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_models import ENCODINGS, ISAS, allocate, config, random_llama
+from native_models import ENCODINGS, ISAS, allocate, config, config_of, random_llama
 from native_steps import Seq, advance, step_input
 
 from octavo.core.model_config import RopeScaling, RopeTable
@@ -63,9 +63,10 @@ def generate_together(made: NativeBackend, seqs: list[Seq], num_tokens: int, see
 def test_tokens_and_logprobs_do_not_depend_on_chunks_company_blocks_or_threads(
     encoding: Encoding, activations: Activations
 ) -> None:
-    alone = generate_alone(random_llama(C, encoding, num_blocks=512, activations=activations), sequences(8), 6)
+    c = config_of(encoding)
+    alone = generate_alone(random_llama(c, encoding, num_blocks=512, activations=activations), sequences(8), 6)
     for threads, seed in ((1, 1), (2, 2), (3, 3)):
-        made = random_llama(C, encoding, threads=threads, num_blocks=512, activations=activations)
+        made = random_llama(c, encoding, threads=threads, num_blocks=512, activations=activations)
         assert generate_together(made, sequences(8), 6, seed) == alone
         made.close()
 
@@ -75,8 +76,9 @@ def test_tokens_and_logprobs_do_not_depend_on_chunks_company_blocks_or_threads(
 def test_every_instruction_set_draws_the_same_tokens_with_the_same_logprobs(
     encoding: Encoding, activations: Activations
 ) -> None:
+    c = config_of(encoding)
     results = [
-        generate_together(random_llama(C, encoding, isa, num_blocks=512, activations=activations), sequences(6), 4, 5)
+        generate_together(random_llama(c, encoding, isa, num_blocks=512, activations=activations), sequences(6), 4, 5)
         for isa in ISAS
     ]
     assert all(result == results[0] for result in results)

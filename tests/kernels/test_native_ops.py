@@ -7,7 +7,18 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from native_models import ENCODINGS, ISAS, OpModel, allocate, backend, config, random_tensor, to_bfloat16
+from native_models import (
+    ENCODINGS,
+    ISAS,
+    QUANTISED,
+    OpModel,
+    allocate,
+    backend,
+    config,
+    random_tensor,
+    to_bfloat16,
+    whole,
+)
 from native_steps import Seq, step_input
 from numpy.typing import NDArray
 
@@ -16,7 +27,8 @@ from octavo.core.model_config import RopeScaling, RopeTable
 from octavo.kernels.base import Array, Ops, PositionScale
 from octavo.kernels.native.backend import Activations, NativeBackend
 from octavo.kernels.reference.rope import rotation_table
-from octavo.weights.dequantise import Encoding
+from octavo.weights.blocks import TAKE_APART
+from octavo.weights.dequantise import GROUP_LAYOUT, Encoding
 from octavo.weights.tensor import WeightTensor
 
 Floats = NDArray[np.float32]
@@ -186,15 +198,18 @@ def test_scale_by_position_follows_its_formula() -> None:
 
 
 #: encoding -> largest error allowed of a product of unit-variance rows, by K = 96. int8 activations cost the most.
-LINEAR_TOLERANCE: dict[Encoding, float] = {
-    "F32": 2e-6, "F16": 2e-6, "BF16": 2e-6, "Q8_0": 0.06, "Q4_0": 0.06, "Q4_1": 0.06,
+LINEAR_TOLERANCE: dict[Encoding, float] = {e: 0.06 if e in QUANTISED else 2e-6 for e in ENCODINGS}
+#: Bytes of a block that are f16 scales, where they are not the first ones.
+SCALE_BYTES: dict[Encoding, range] = {
+    "Q2_K": range(80, 84), "Q3_K": range(108, 110), "Q6_K": range(208, 210), "TQ2_0": range(64, 66),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("num_out", [1, 16, 83])
 def test_linear_multiplies_by_the_dequantised_weights(encoding: Encoding, num_out: int) -> None:
-    x, weight = rows(96), random_tensor(np.random.default_rng(3), (num_out, 96), encoding)
+    width = whole(encoding, 96)
+    x, weight = rows(width), random_tensor(np.random.default_rng(3), (num_out, width), encoding)
     bias = random_tensor(np.random.default_rng(4), (num_out,))
     wanted = x.astype(np.float64) @ weight.to_float32().T.astype(np.float64) + bias.to_float32()
 
@@ -205,21 +220,46 @@ def test_linear_multiplies_by_the_dequantised_weights(encoding: Encoding, num_ou
     check(x, prepare, wanted, LINEAR_TOLERANCE[encoding])
 
 
-@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1"])
-def test_integer_products_equal_the_written_out_arithmetic_bit_for_bit(encoding: Encoding) -> None:
+@pytest.mark.parametrize("encoding", [e for e in ENCODINGS if e in QUANTISED])
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 13])
+def test_integer_products_equal_the_written_out_arithmetic_bit_for_bit(encoding: Encoding, num_rows: int) -> None:
     """docs/kernels.md: quantise per group of 32, exact integer sums, one float32 order over the groups."""
-    x, weight = rows(64), random_tensor(np.random.default_rng(5), (48, 64), encoding)
+    width = whole(encoding, 64) + whole(encoding, 32)
+    x, weight = rows(width)[:num_rows], random_tensor(np.random.default_rng(5), (48, width), encoding)
 
     def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
         packed = made.pack(weight, frozenset({"linear"}))
         return lambda ops, x: ops.linear(x, packed)
 
-    wanted = _integer_product(x, weight.data, encoding, 48)
+    wanted = _integer_product(x, weight)
     for isa in ISAS:
         np.testing.assert_array_equal(run_op(isa, x, prepare), wanted)
 
 
-@pytest.mark.parametrize("encoding", ["BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("encoding", [e for e in ENCODINGS if e in QUANTISED])
+def test_the_largest_integers_overflow_no_sum(encoding: Encoding) -> None:
+    """All bits set or none, rows of the largest magnitude: 16-bit sums are at their limit."""
+    width = whole(encoding, 64)
+    x = np.where(np.arange(3 * width).reshape(3, width) % 3 == 0, -1, 1).astype(np.float32)
+    x[0], x[1] = 1, -1
+    data = random_tensor(np.random.default_rng(5), (48, width), encoding).data.reshape(48, -1).copy()
+    blocks = data.reshape(-1, GROUP_LAYOUT[encoding][1])
+    kept = random_tensor(np.random.default_rng(5), (48, width), encoding).data.reshape(blocks.shape)
+    blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :] = 0, 255
+    for at in SCALE_BYTES.get(encoding, range(4 if encoding in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 2)):
+        blocks[:, at] = kept[:, at]
+    weight = WeightTensor(name="w", shape=(48, width), encoding=encoding, data=blocks.reshape(-1))
+
+    def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
+        packed = made.pack(weight, frozenset({"linear"}))
+        return lambda ops, x: ops.linear(x, packed)
+
+    wanted = _integer_product(x, weight)
+    for isa in ISAS:
+        np.testing.assert_array_equal(run_op(isa, x, prepare), wanted)
+
+
+@pytest.mark.parametrize("encoding", [e for e in ENCODINGS if e not in ("F32", "F16")])
 @pytest.mark.parametrize(
     ("num_rows", "num_out", "width"),
     [(1, 48, 64), (5, 35, 64), (17, 48, 96), (40, 35, 672), (64, 16, 64), (117, 64, 32)],
@@ -228,6 +268,7 @@ def test_bfloat16_products_equal_the_written_out_arithmetic_bit_for_bit(
     encoding: Encoding, num_rows: int, num_out: int, width: int
 ) -> None:
     """docs/kernels.md: both sides are rounded; per 32 k, an even and an odd chain from 0, summed, then added."""
+    width = whole(encoding, width)
     x, weight = rows(width)[:num_rows], random_tensor(np.random.default_rng(5), (num_out, width), encoding)
 
     def prepare(made: NativeBackend) -> Callable[[Ops, Array], Array]:
@@ -294,28 +335,30 @@ def _bfloat16_product(x: Floats, weight: Floats) -> Floats:
     return acc
 
 
-def _integer_product(x: Floats, data: NDArray[np.uint8], encoding: Encoding, num_out: int) -> Floats:
+def _integer_product(x: Floats, weight: WeightTensor) -> Floats:
+    """Blocks are taken apart by the reference decoding, which other tests hold against the gguf package."""
     groups = x.reshape(len(x), -1, 32)
     largest = np.abs(groups).max(2)
     scale = largest * np.float32(1 / 127)
     q = np.rint(groups * (np.float32(127) / largest)[:, :, None]).astype(np.int64)
-    sums = scale * q.sum(2).astype(np.float32)
-    stored = data.reshape(num_out, groups.shape[1], -1)
-    d = stored[:, :, :2].copy().view(np.float16)[:, :, 0].astype(np.float32)
-    if encoding == "Q8_0":
-        w, minimum = stored[:, :, 2:].view(np.int8).astype(np.int64), None
-    else:
-        nibbles = stored[:, :, -16:]
-        w = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).astype(np.int64)
-        minimum = (
-            stored[:, :, 2:4].copy().view(np.float16)[:, :, 0].astype(np.float32) if encoding == "Q4_1" else -8 * d
-        )
-    acc = np.zeros((len(x), num_out), np.float32)
+    blocks = TAKE_APART[weight.encoding](weight.data.reshape(-1, GROUP_LAYOUT[weight.encoding][1]))
+    subs = blocks.d if blocks.sub is None else blocks.d * blocks.sub  # [blocks, sub-scales]
+    parts = 2 if subs.shape[1] == 16 or weight.encoding in ("IQ2_XS", "TQ2_0") else 1  # scales per group of 32
+    per_block = blocks.q.shape[1] // 32 * parts
+    d = subs.repeat(per_block // subs.shape[1], axis=1).reshape(weight.shape[0], groups.shape[1], parts)
+    w = blocks.q.astype(np.int64).reshape(weight.shape[0], groups.shape[1], parts, -1)
+    minimum = None if blocks.minimum is None else blocks.minimum.reshape(d.shape)
+    if weight.encoding == "Q4_0":  # the zero point takes the way of a minimum
+        w, minimum = w + 8, -8 * d
+    q = q.reshape(len(x), groups.shape[1], parts, -1)
+    sums = scale[:, :, None] * q.sum(3).astype(np.float32)
+    acc = np.zeros((len(x), weight.shape[0]), np.float32)
     for g in range(groups.shape[1]):
-        product = (q[:, g] @ w[:, g].T).astype(np.float32) * scale[:, g, None]
-        acc = _fma(product, d[None, :, g], acc)
-        if minimum is not None:
-            acc = _fma(sums[:, g, None], minimum[None, :, g], acc)
+        for part in range(parts):
+            product = (q[:, g, part] @ w[:, g, part].T).astype(np.float32) * scale[:, g, None]
+            acc = _fma(product, d[None, :, g, part], acc)
+        for part in range(parts if minimum is not None else 0):
+            acc = _fma(sums[:, g, part, None], minimum[None, :, g, part], acc)
     return acc
 
 

@@ -4,21 +4,61 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from native_models import ENCODINGS, ISAS, backend, config, random_tensor
+from native_models import ISAS, QUANTISED, backend, config, random_tensor, whole
 
+from octavo import _native
 from octavo.core.errors import ConfigError
-from octavo.weights.dequantise import Encoding
+from octavo.weights.dequantise import GROUP_LAYOUT, Encoding
+from octavo.weights.repack import REPACKED
 from octavo.weights.tensor import WeightTensor
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("shape", [(1, 32), (16, 64), (35, 96)])
+@pytest.mark.parametrize("encoding", GROUP_LAYOUT)
+@pytest.mark.parametrize("shape", [(1, 32), (16, 64), (35, 96), (19, 768)])
 def test_unpacking_gives_back_the_dequantised_tensor(shape: tuple[int, int], encoding: Encoding, isa: str) -> None:
     made = backend(config(), isa)
+    shape = (shape[0], whole(encoding, shape[1]))
     tensor = random_tensor(np.random.default_rng(1), shape, encoding)
     packed = made.pack(tensor, frozenset({"linear"}))
     np.testing.assert_array_equal(made.unpack(packed), tensor.to_float32())
+    told = made.weight_bytes(shape, encoding, frozenset({"linear"})).packed
+    assert told <= packed.num_bytes <= told + 64
+
+
+@pytest.mark.parametrize("encoding", QUANTISED)
+def test_every_bit_pattern_of_a_block_survives(encoding: Encoding) -> None:
+    """Random bytes: scales that are negative, subnormal, infinite or NaN, every sub-scale and integer."""
+    weights, size = GROUP_LAYOUT[encoding]
+    data = np.random.default_rng(2).integers(0, 256, (3000, size), np.uint8).reshape(-1)
+    tensor = WeightTensor(name="w", shape=(3000, weights), encoding=encoding, data=data)
+    with np.errstate(invalid="ignore", over="ignore"):
+        wanted = tensor.to_float32()
+    for isa in ISAS:
+        made = backend(config(), isa)
+        with np.errstate(invalid="ignore"):
+            unpacked = made.unpack(made.pack(tensor, frozenset({"linear"})))
+        np.testing.assert_array_equal(unpacked, wanted)
+        signs = encoding != "Q4_0" and ~np.isnan(wanted)  # an 8 of Q4_0 may be -0 or 0
+        np.testing.assert_array_equal(np.signbit(unpacked) & signs, np.signbit(wanted) & signs)
+
+
+@pytest.mark.parametrize("encoding", REPACKED)
+def test_rows_are_repacked_in_any_number_of_slices(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.kernels.native.backend._REPACKED_AT_ONCE", 1)
+    made = backend(config())
+    tensor = random_tensor(np.random.default_rng(1), (67, 512), encoding)
+    np.testing.assert_array_equal(made.unpack(made.pack(tensor, frozenset({"linear"}))), tensor.to_float32())
+
+
+def test_a_matrix_is_filled_by_whole_panels_only() -> None:
+    made = backend(config())
+    matrix = _native.allocate("Q8_0", 40, 32)
+    for first_row, rows in ((0, 8), (8, 16), (48, 8), (-16, 16), (32, 16), (0, 41)):
+        with pytest.raises(ValueError, match="are not whole panels of a Q8_0 matrix of 40 x 32"):
+            matrix.fill(made._context, first_row, np.zeros(rows * 34, np.uint8))
+    with pytest.raises(ValueError, match="are not whole panels"):
+        matrix.fill(made._context, 0, np.zeros(33, np.uint8))
 
 
 @pytest.mark.parametrize("isa", ISAS)

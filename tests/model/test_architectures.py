@@ -11,7 +11,11 @@ import pytest
 from architecture_cases import CASES, VOCAB, Case, twin_of, write_twin
 from numpy.typing import NDArray
 
+from machine import Answers, Machine
+from octavo.core.cache_group import CacheGroup
 from octavo.core.plan import SampledToken
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Backend, KVCacheLayout, ModelInput
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.torch.backend import TorchBackend
@@ -67,7 +71,7 @@ def backend_of(source: WeightSource, make: Any, case: Case) -> Backend:
     backend: Backend = make(c)
     backend.bind(load(source, backend, case.context), max_tokens=256, max_seqs=8)
     backend.allocate_kv_cache(
-        KVCacheLayout(
+        KVCacheLayout.full(
             num_layers=c.num_layers, num_blocks=40, block_size=BLOCK, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim
         )
     )
@@ -95,11 +99,11 @@ def rows_of(step: ModelInput, rows: Iterable[int]) -> ModelInput:
     return ModelInput.of(
         token_ids=step.token_ids,
         positions=step.positions,
-        slot_mapping=step.slot_mapping,
+        slot_mapping=step.slot_mapping.reshape(-1),
         logit_rows=rows,
         query_starts=step.query_starts,
         context_lens=step.context_lens,
-        block_tables=list(step.block_tables),
+        block_tables=list(step.block_tables[0]),
         copies=step.copies.tolist(),
     )
 
@@ -137,7 +141,7 @@ def test_the_same_bits_in_chunks_in_company_and_after_a_prefix_hit(made: Any) ->
     assert in_chunks(backend, tokens, [0, 1, 13, 14, 40, n], [10, 31, 15, 22, 17, 19]) == alone
     # two blocks of the first run, and the head of a third copied
     hit = [3, 1, 30, 32, 33, 34]
-    step = rows_of(make_step([(40, tokens[40:])], [hit], BLOCK, copies=[(5, 30, 8)]), range(n - 40))
+    step = rows_of(make_step([(40, tokens[40:])], [hit], BLOCK, copies=[(0, 5, 30, 8)]), range(n - 40))
     targets = [(token, 1) for token in [*tokens[41:], 0]]
     assert backend.run(step, [], targets).row_logprobs == alone[40:]
     # beside others
@@ -146,6 +150,67 @@ def test_the_same_bits_in_chunks_in_company_and_after_a_prefix_hit(made: Any) ->
     step = rows_of(make_step([(n - 1, tokens[-1:]), (0, other)], [table, [20, 21]], BLOCK), [0])
     assert backend.run(step, [], [(0, 1)]).row_logprobs == alone[-1:]
     backend.close()
+    source.close()
+
+
+def answers(source: WeightSource, case: Case, num_blocks: int, *, grouped: bool) -> tuple[Answers, list[Machine]]:
+    """Of prompts that share heads, with several answers. grouped: all at once, in few blocks for each kind of layer;
+    else one by one, with everything kept.
+    """
+    c = source.config
+    backend = native(c)
+    backend.bind(load(source, backend, case.context), max_tokens=256, max_seqs=8)
+    groups = c.cache_groups if grouped else (CacheGroup(kind="full", layers=tuple(range(c.num_layers))),)
+    spare = {"full": 0, "window": 24, "state": 0}  # so that what keeps everything is what runs out
+    counts = tuple(group.blocks_for(num_blocks * BLOCK, BLOCK) + spare[group.kind] for group in groups)
+    backend.allocate_kv_cache(
+        KVCacheLayout(
+            groups=groups, num_blocks=counts, block_size=BLOCK, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim
+        )
+    )
+    stem = np.random.default_rng(5).integers(0, VOCAB, 60).tolist()
+    machines, together = [], Machine(backend, groups, counts, 23)
+    for number, (shared, choices) in enumerate([(50, 2), (50, 1), (33, 3), (60, 1)]):
+        prompt = (*stem[:shared], number + 1, 7)
+        for choice in range(choices):
+            machine = together if grouped else Machine(backend, groups, counts, 256)
+            machine.scheduler.add(
+                Request(
+                    request_id=f"{number}.{choice}",
+                    prompt_token_ids=prompt,
+                    sampling=SamplingParams(temperature=0.9, logprobs=2),
+                    max_tokens=24,
+                    stop_token_ids=frozenset(),
+                    seed=number,
+                    arrival_s=0.0,
+                    choice_index=choice,
+                    fork_of=f"{number}.0" if choice and grouped else None,
+                )
+            )
+            machines.append(machine)
+            if not grouped:
+                machine.run()
+    if grouped:
+        together.run()
+        machines = [together]
+    backend.close()
+    found: Answers = {}
+    for machine in machines:
+        found |= machine.answers
+    return found, machines
+
+
+def test_the_same_bits_when_forked_and_preempted_in_small_pools(made: Any) -> None:
+    case, _, _, folder, _ = made
+    source = open_weights(folder)
+    expected, _ = answers(source, case, 20, grouped=False)
+    found, (machine,) = answers(source, case, 8, grouped=True)
+    assert found == expected
+    admissions = [admission for plan in machine.plans for admission in plan.admitted]
+    assert any(admission.miss_reason == "forked" for admission in admissions)
+    assert any(admission.cached_tokens > 16 for admission in admissions)
+    keeps_everything = source.config.cache_groups[0].kind == "full"
+    assert any(plan.preempted for plan in machine.plans) == keeps_everything
     source.close()
 
 

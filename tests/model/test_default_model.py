@@ -1,8 +1,9 @@
-"""The default model's file, in float32, against what transformers made of the same weights."""
+"""Real files, in float32, against what transformers made of the same weights."""
 
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -18,9 +19,24 @@ from random_model import make_step
 MARGIN = 0.02  # closer than this, another rounding may pick the other token
 
 
+#: name of the reference -> environment variable with the path of a file that is not fetched by itself
+FILES = {"smollm2": None, "qwen2": "OCTAVO_TEST_QWEN2"}
+
+
+@pytest.fixture(scope="module", params=FILES)
+def real(request):
+    """(name of the reference, path of the file); tests/data/README.md says where to get the optional ones."""
+    variable = FILES[request.param]
+    if variable is None:
+        return request.param, request.getfixturevalue("model_path")
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no file")
+    return request.param, os.environ[variable]
+
+
 @pytest.fixture(scope="module")
-def backend(model_path):
-    source = open_weights(model_path)
+def backend(real):
+    source = open_weights(real[1])
     backend, c = TorchBackend(source.config, device="cpu", dtype="float32"), source.config
     backend.allocate_kv_cache(
         KVCacheLayout.full(
@@ -38,9 +54,9 @@ def backend(model_path):
 
 
 @pytest.mark.slow
-def test_logprobs_and_greedy_tokens_equal_the_reference(backend, data_dir):
+def test_logprobs_and_greedy_tokens_equal_the_reference(backend, real, data_dir):
     draw = DrawRule(params=SamplingParams(temperature=0.0, logprobs=10), random_stream=0)
-    for case in json.loads((data_dir / "smollm2_reference.json").read_text()):
+    for case in json.loads((data_dir / f"{real[0]}_reference.json").read_text()):
         prompt, greedy = case["prompt_token_ids"], case["greedy_token_ids"]
         tokens = prompt + greedy[:-1]  # teacher-forced
         step = make_step([(0, tokens)], [np.random.default_rng(0).permutation(256)], 16, all_logits=True)
@@ -60,7 +76,7 @@ def test_logprobs_and_greedy_tokens_equal_the_reference(backend, data_dir):
 
 @pytest.mark.slow
 def test_free_running_batched_decodes_give_the_reference_text_up_to_the_first_close_margin(backend, data_dir):
-    cases = json.loads((data_dir / "smollm2_reference.json").read_text())
+    cases = json.loads((data_dir / f"{real[0]}_reference.json").read_text())
     cases.sort(key=lambda case: len(case["prompt_token_ids"]) > 1)  # one-query sequences come first
     prompts = [case["prompt_token_ids"] for case in cases]
     width = 256 // len(cases)

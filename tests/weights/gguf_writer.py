@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.model.dummy import random_matrix
+from octavo.weights.dequantise import dequantise
 from octavo.weights.gguf_writer import (
     Typed,
     pack_header,
@@ -28,7 +30,14 @@ from octavo.weights.gguf_writer import (
 
 __all__ = ["Typed", "pack_header", "pack_key", "pack_string", "pack_tensor_info", "pack_value"]
 
-TYPE_NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
+# fmt: off
+TYPE_NUMBERS = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
+    "Q5_K": 13, "Q6_K": 14, "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ4_NL": 20, "IQ3_S": 21,
+    "IQ2_S": 22, "IQ4_XS": 23, "IQ1_M": 29, "BF16": 30, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39,
+}
+# fmt: on
+PLAIN = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")  # what ``encode`` writes
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -214,7 +223,8 @@ def random_llama(
 ) -> dict[str, np.ndarray]:
     """Write a random model and return its weights by canonical name, float32, exactly as the file holds them.
 
-    Matrices are stored in ``encoding``, norms and biases as F32. All widths must be multiples of 32 if it is quantised.
+    Matrices are stored in ``encoding``, norms and biases as F32. All widths must be multiples of its block. Encodings
+    that ``encode`` does not know get random blocks, which ``dequantise`` reads.
     """
     rng = np.random.default_rng(seed)
     head_dim = hidden_size // num_heads
@@ -246,6 +256,12 @@ def random_llama(
         values = rng.standard_normal(shape, np.float32) * (0.1 if norm or len(shape) == 1 else 0.6 / shape[1] ** 0.5)
         values = values + np.float32(norm)
         stored = encoding if len(shape) > 1 else "F32"
+        if stored not in PLAIN:
+            blocks = random_matrix(rng, shape, stored)
+            weights[name] = dequantise(blocks, stored, shape)
+            rows = blocks.reshape(shape[0], -1)
+            tensors[file_name] = (stored, shape, (interleave(rows, heads) if heads else rows).tobytes())
+            continue
         exact = np.array(decode_scalar(encode(values, stored), stored), np.float32).reshape(shape)
         weights[name] = exact
         # encoding works row by row, so rows may be put in the file's order before it

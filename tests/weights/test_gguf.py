@@ -163,7 +163,7 @@ def test_linear_scaling_is_read_and_a_factor_of_one_is_none(tmp_path: Path) -> N
     [
         ("general.architecture", "rwkv6", "'rwkv6'; supported are cohere2, .*llama, "),
         ("general.architecture", 3, "general.architecture is 3 but must be a string"),
-        ("split.count", Typed(2, 3), "merge the parts"),
+        ("split.count", Typed(2, 3), "to find the others it must be called"),
         ("llama.rope.scaling.type", "yarn", "rope.scaling.factor is missing"),
         ("llama.expert_count", 8, "expert_count is 8, which changes the model"),
         ("llama.attention.sliding_window", 4096, "sliding_window is 4096"),

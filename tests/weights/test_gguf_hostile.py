@@ -15,6 +15,7 @@ import pytest
 
 from octavo.core.errors import ModelFileError
 from octavo.model.gguf_model import GGUFFile, GGUFWeights
+from octavo.weights.dequantise import GROUP_LAYOUT, Encoding
 from weights.gguf_writer import pack_header, pack_key, pack_string, pack_tensor_info, random_llama
 
 MAX_S, MAX_BYTES = 1.0, 200 << 20
@@ -108,7 +109,8 @@ def nested(depth: int) -> bytes:
         (one_tensor(pack_tensor_info("t", (4,), 0, 4096)), "may be a partial download"),
         (one_tensor(pack_tensor_info("t", (4,), 0, 8)), "offset 8, not a multiple of 32"),
         (one_tensor(pack_tensor_info("t", (2, 48), 3, 0)), "stores groups of 32 weights but a row has 48"),
-        (one_tensor(pack_tensor_info("t", (256,), 12, 0)), "'t' is stored as Q4_K; supported are F32, F16, Q4_0"),
+        (one_tensor(pack_tensor_info("t", (2, 32), 12, 0)), "Q4_K stores groups of 256 weights but a row has 32"),
+        (one_tensor(pack_tensor_info("t", (256,), 39, 0)), "'t' is stored as MXFP4; supported are F32, F16, Q4_0"),
         (one_tensor(pack_tensor_info("t", (256,), 4000, 0)), "the unknown encoding 4000"),
         (one_tensor(pack_tensor_info(b"\xf0", (4,), 0, 0)), "a tensor name is not valid UTF-8"),
         (one_tensor(pack_tensor_info("t", (4,), 0, 0), bytes(0), pack_key("general.alignment", 2**31)), "ends at"),
@@ -123,7 +125,7 @@ def test_a_file_that_lies_is_refused_with_a_plain_message(tmp_path: Path, data: 
 
 def test_names_in_messages_are_short_and_without_control_characters(tmp_path: Path) -> None:
     name = "\x1b[31m\n" + "x" * 500_000
-    message = refusal(tmp_path / "m.gguf", one_tensor(pack_tensor_info(name, (4,), 12, 0)))
+    message = refusal(tmp_path / "m.gguf", one_tensor(pack_tensor_info(name, (4,), 39, 0)))
     assert len(message) < 1000
     assert message.removeprefix(str(tmp_path)).isprintable()
     keys = pack_header(0, 1) + pack_string(name) + U32(4)
@@ -189,10 +191,11 @@ def cut_off(data: bytearray, rng: random.Random, limit: int) -> None:
 MUTATIONS: tuple[Callable[[bytearray, random.Random, int], None], ...] = (overwrite, flip, delete, repeat, cut_off)
 
 
-def check_mutations(folder: Path, count: int, seed: int) -> None:
+def check_mutations(folder: Path, count: int, seed: int, encoding: Encoding = "Q4_1") -> None:
     """Every mutated model is either read completely or refused with ``ModelFileError``."""
     path = folder / "m.gguf"
-    random_llama(path, num_layers=2, vocab_size=264, hidden_size=32, intermediate_size=32, encoding="Q4_1")
+    width = GROUP_LAYOUT[encoding][0]
+    random_llama(path, num_layers=2, vocab_size=264, hidden_size=width, intermediate_size=width, encoding=encoding)
     original = path.read_bytes()
     header_bytes = original.index(b"blk.1.ffn_down.weight") + 64
     rng = random.Random(seed)
@@ -216,12 +219,19 @@ def check_mutations(folder: Path, count: int, seed: int) -> None:
             print(f"mutation {number} of seed {seed}")
             raise
         assert time.process_time() - started < MAX_S
-    assert min(outcomes.values()) > count // 20, outcomes  # the mutations reach both ends
+    assert min(outcomes.values()) > count // 40, outcomes  # the mutations reach both ends
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # an f16 scale may be NaN
 def test_mutated_models_are_read_or_refused(tmp_path: Path) -> None:
     check_mutations(tmp_path, 300, seed=1)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("encoding", [e for e, (weights, _) in GROUP_LAYOUT.items() if weights > 1 and e != "Q4_1"])
+def test_mutated_models_of_every_encoding_are_read_or_refused(tmp_path: Path, encoding: Encoding) -> None:
+    check_mutations(tmp_path, 60, seed=3, encoding=encoding)
 
 
 @pytest.mark.slow

@@ -13,7 +13,12 @@ Chunking = Literal["adaptive", "fixed"]
 StepMode = Literal["mixed", "split"]
 Numerics = Literal["exact", "fast"]
 LoadFormat = Literal["auto", "dummy"]
-DummyFormat = Literal["F32", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+# fmt: off
+DummyFormat = Literal[
+    "F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0",
+]
+# fmt: on
 
 
 def _wish(default: Any, doc: str, *, low: float | None = None, high: float | None = None, unit: str = "") -> Any:

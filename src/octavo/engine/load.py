@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from octavo._version import __version__
@@ -14,7 +15,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.resolve_config import check_context, check_weights_fit, free_beside, size_pool
 from octavo.hub.resolve import resolve_model
-from octavo.kernels.base import KVCacheLayout
+from octavo.kernels.base import Backend, KVCacheLayout
 from octavo.kernels.machine import probe_machine
 from octavo.kernels.select import create_backend
 from octavo.model import decoder
@@ -83,7 +84,7 @@ def load_engine(wish: EngineConfig) -> Engine:
         system_fingerprint=_fingerprint(backend.fingerprint, source.fingerprint),
         weights_bytes=cost.weights_bytes if cost is not None else 0,
         chat_template=which_template,
-        notes=pool.notes if wish.load_format == "auto" else (f"weights: random {wish.dummy_format}", *pool.notes),
+        notes=(*_weight_notes(wish, source, backend), *pool.notes),
     )
     runner = ModelRunner(backend, block_size=wish.block_size, num_groups=len(groups), step_mode=wish.step_mode)
     runner.warm_up(wish.max_num_batched_tokens)
@@ -107,6 +108,13 @@ def _tokenizer(source: WeightSource, path: Path) -> Tokenizer:
     if isinstance(source, GGUFWeights):
         return Tokenizer.from_gguf(source.file.metadata)
     return Tokenizer.from_folder(path if path.is_dir() else path.parent)
+
+
+def _weight_notes(wish: EngineConfig, source: WeightSource, backend: Backend) -> Iterator[str]:
+    """What of the weights is not as the file has it."""
+    if wish.load_format == "dummy":
+        yield f"weights: random {wish.dummy_format}"
+    yield from decoder.repacking_notes(source, backend)
 
 
 def _chat_template(wish: EngineConfig, tokenizer: Tokenizer) -> tuple[ChatTemplate | None, str]:

@@ -406,6 +406,10 @@ class Backend(ABC):
     def weight_bytes(self, shape: tuple[int, ...], encoding: Encoding, uses: frozenset[WeightUse]) -> WeightBytes:
         """What ``pack`` will take for such a tensor, told without touching it."""
 
+    def kept_as(self, encoding: Encoding) -> str | None:
+        """What matrices of this encoding become if ``pack`` makes something else of them; None: they stay."""
+        return None
+
     @abstractmethod
     def kv_bytes_per_token(self, config: ModelConfig, num_layers: int) -> int:
         """Bytes of K and V of one token over so many layers, scales included."""

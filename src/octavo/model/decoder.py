@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from octavo.core.errors import ModelFileError
@@ -10,6 +11,7 @@ from octavo.kernels.base import Backend, Model, WeightBytes
 from octavo.kernels.reference.rope import settled
 from octavo.model.registry import build_model, find_architecture
 from octavo.model.weight_source import WeightSource
+from octavo.weights.dequantise import Encoding, encoded_bytes
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -25,6 +27,24 @@ def weight_bytes(source: WeightSource, backend: Backend) -> WeightBytes:
         peak = max(peak, packed + tensor.loading)
         packed += tensor.packed
     return WeightBytes(packed=packed, loading=max(peak, packed))
+
+
+def repacking_notes(source: WeightSource, backend: Backend) -> tuple[str, ...]:
+    """One line per encoding that the backend does not keep as it is in the file: as what, and what that costs."""
+    count: Counter[Encoding] = Counter()
+    stored: Counter[Encoding] = Counter()
+    kept: Counter[Encoding] = Counter()
+    for name, spec in find_architecture(source.config.architecture).tensors(source.config).items():
+        encoding, shape = source.encoding(name), source.shape(name)
+        if len(shape) == 2 and backend.kept_as(encoding) is not None:
+            count[encoding] += 1
+            stored[encoding] += encoded_bytes(encoding, shape)
+            kept[encoding] += backend.weight_bytes(shape, encoding, spec.uses).packed
+    return tuple(
+        f"weights: {number} tensors of {encoding} are kept as {backend.kept_as(encoding)}, "
+        f"{kept[encoding]:,} bytes instead of {stored[encoding]:,}"
+        for encoding, number in count.items()
+    )
 
 
 def load(source: WeightSource, backend: Backend, max_model_len: int | None = None) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from hashlib import sha256
 from math import log2, prod
 from pathlib import Path
@@ -19,6 +20,7 @@ from octavo.model.gguf_model import read_gguf_config
 from octavo.model.hf_model import read_hf_config
 from octavo.model.registry import find_architecture
 from octavo.model.weight_source import WeightSource
+from octavo.weights.blocks import TAKE_APART
 from octavo.weights.dequantise import GROUP_LAYOUT, encoded_bytes
 from octavo.weights.gguf_file import GGUFFile
 from octavo.weights.mapped_file import confined, read_small
@@ -26,8 +28,20 @@ from octavo.weights.strict_json import MAX_JSON_BYTES, parse_object
 from octavo.weights.tensor import WeightTensor
 
 _SLICE = 1 << 18  # values made at a time, so that the passes over a slice stay in the L2 cache
-#: Standard deviation of a uniformly random integer of the encoding.
-_INTEGER_STD = {"Q8_0": 73.9, "Q4_0": 4.61, "Q4_1": 4.61}
+#: Standard deviation of a uniformly random integer of the encoding; of others it is measured.
+_INTEGER_STD: dict[DummyFormat, float] = {"Q8_0": 73.9, "Q4_0": 4.61, "Q4_1": 4.61}
+#: Where a block has its f16 scale, if not at its beginning; where that of its minima, and how many scales it is.
+_SCALES_AT: dict[DummyFormat, tuple[int, int | None, float]] = {
+    "Q4_1": (0, 2, -7.5),
+    "Q5_1": (0, 2, -15.5),
+    "Q2_K": (80, 82, 1.5),
+    "Q3_K": (108, None, 0.0),
+    "Q4_K": (0, 2, 7.5),
+    "Q5_K": (0, 2, 15.5),
+    "Q6_K": (208, None, 0.0),
+    "TQ1_0": (52, None, 0.0),
+    "TQ2_0": (64, None, 0.0),
+}
 _INT16_STD = 2.0**16 / 12**0.5
 _BF16_STD = 1.208  # of signed values of [0.5, 1) and [1, 2), as many of each
 
@@ -124,13 +138,34 @@ def random_matrix(rng: np.random.Generator, shape: tuple[int, int], encoding: Du
         bits &= 0x80FF  # sign, one bit to be added to the exponent, mantissa
         bits += (126 + round(log2(size / _BF16_STD))) << 7
         return data
-    groups = data.reshape(-1, GROUP_LAYOUT[encoding][1])
-    scales = (size / _INTEGER_STD[encoding] * np.linspace(0.75, 1.25, 256)).astype("<f2")
-    chosen = scales[groups[:, 0]]
-    groups[:, :2] = chosen.view(np.uint8).reshape(-1, 2)
-    if encoding == "Q4_1":
-        groups[:, 2:4] = (chosen * np.float16(-7.5)).astype("<f2").view(np.uint8).reshape(-1, 2)
+    blocks = data.reshape(-1, GROUP_LAYOUT[encoding][1])
+    scales = (size / _integer_std(encoding) * np.linspace(0.75, 1.25, 256)).astype("<f2")
+    _set_scales(blocks, encoding, scales[blocks[:, 0]])
     return data
+
+
+def _set_scales(blocks: NDArray[np.uint8], encoding: DummyFormat, chosen: NDArray[np.float16]) -> None:
+    """Give each block its f16 scale, and the f16 of its minima such that random weights have mean 0."""
+    words = chosen.view("<u2")
+    if encoding == "IQ1_M":  # in four pieces of four bits
+        for i in range(4):
+            blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | (words >> 4 * i & 15).astype(np.uint8) << 4
+        return
+    at, minimum_at, minimum = _SCALES_AT.get(encoding, (0, None, 0.0))
+    blocks[:, at : at + 2] = chosen.view(np.uint8).reshape(-1, 2)
+    if minimum_at is not None:
+        minima = (chosen * np.float16(minimum)).astype("<f2")
+        blocks[:, minimum_at : minimum_at + 2] = minima.view(np.uint8).reshape(-1, 2)
+
+
+@cache
+def _integer_std(encoding: DummyFormat) -> float:
+    """Standard deviation of random weights of the encoding whose scale is 1."""
+    if encoding in _INTEGER_STD:
+        return _INTEGER_STD[encoding]
+    blocks = np.random.default_rng(0).integers(0, 256, (1024, GROUP_LAYOUT[encoding][1]), np.uint8)
+    _set_scales(blocks, encoding, np.ones(len(blocks), "<f2"))
+    return float(TAKE_APART[encoding](blocks).weights().std())
 
 
 def _random_bytes(rng: np.random.Generator, count: int) -> NDArray[np.uint8]:

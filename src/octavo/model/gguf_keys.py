@@ -106,10 +106,6 @@ class GGUFKeys(ConfigValues):
         centred: norms are layer norms. special: further fields of the config. Of a file without tensors (a vocabulary)
         the head counts as untied.
         """
-        if self.general.whole("split.count", 65_535, low=0, default=0) > 1:
-            self.general.fail(
-                "this is one part of a split model; merge the parts (llama-gguf-split --merge) and use the result"
-            )
         eps = "attention.layer_norm_epsilon" if centred else "attention.layer_norm_rms_epsilon"
         for key, value in self.values.items():
             if key not in _KNOWN and key not in (*also_known, eps) and value not in _NEUTRAL.get(key, ()):

@@ -20,22 +20,30 @@ from octavo.model.tensor_pieces import Piece, is_interleaved, pieces_of, rotate_
 from octavo.model.weight_source import WeightSource
 from octavo.weights.dequantise import Encoding
 from octavo.weights.gguf_file import GGUFFile, GGUFTensor
+from octavo.weights.gguf_split import open_gguf
 from octavo.weights.gguf_writer import write_gguf
 from octavo.weights.messages import plain
 from octavo.weights.tensor import WeightTensor
 
 #: ``general.file_type``: what most matrices are.
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
+# fmt: off
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15,
+    "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26,
+    "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37,
+}
+# fmt: on
 
 
 class GGUFWeights(WeightSource):
-    """A GGUF model file. Tensors are views of the memory map, except those whose rows are put in another order.
+    """A GGUF model, in one file or several parts. Tensors are views of the memory map, except those whose rows are put
+    in another order.
 
     file: the ``GGUFFile`` with the metadata, for the tokenizer and the chat template
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.file = GGUFFile(path)
+        self.file = open_gguf(path)
         try:
             self.config = read_gguf_config(self.file)
             self._architecture = find_architecture(self.config.architecture)
@@ -102,7 +110,7 @@ def write_model(path: Path, source: WeightSource, tokenizer: Mapping[str, object
     config, names = source.config, list(source.names())
     architecture = find_architecture(config.architecture)
     metadata = {**shape_keys(config), **tokenizer}
-    metadata["general.file_type"] = _FILE_TYPES[source.encoding("embedding.weight")]
+    metadata["general.file_type"] = FILE_TYPES[source.encoding("embedding.weight")]
     metadata["general.quantization_version"] = 2
     infos: dict[str, tuple[Encoding, tuple[int, ...]]] = {
         architecture.names.to_gguf(name): (source.encoding(name), source.shape(name)) for name in names

@@ -11,6 +11,7 @@ from octavo.model.gguf_model import GGUFWeights
 from octavo.model.hf_model import HFFolderWeights
 from octavo.model.weight_source import WeightSource
 from octavo.weights.gguf_file import MAGIC
+from octavo.weights.gguf_split import is_one_model
 from octavo.weights.messages import plain
 
 _SHOWN_PROBLEMS = 8
@@ -21,7 +22,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open a model by what it is, not by what it is called.
 
     A GGUF file; a folder with config.json and safetensors; a .safetensors file in such a folder; or a folder that holds
-    nothing but one GGUF file. Raises ``ModelFileError`` for anything else.
+    nothing but one GGUF model, in one file or several parts. Raises ``ModelFileError`` for anything else.
     """
     path = Path(path)
     if path.is_dir():
@@ -39,7 +40,7 @@ def _open_folder(folder: Path) -> WeightSource:
     if (folder / "config.json").exists():
         return HFFolderWeights(folder)
     ggufs = sorted(folder.glob("*.gguf"))
-    if len(ggufs) == 1:
+    if len(ggufs) == 1 or (ggufs and is_one_model(ggufs)):
         return GGUFWeights(ggufs[0])
     if ggufs:
         names = ", ".join(file.name for file in ggufs[:_SHOWN_PROBLEMS])

@@ -1,13 +1,7 @@
 """What the bytes of an encoded tensor mean, written out. Every backend's unpack(pack(t)) must equal this bit for bit.
 
-Quantised encodings store groups of 32 weights along K. Layouts (GGML's block formats; all fields little-endian):
-
-    Q8_0   34 bytes: f16 scale d, 32 x i8 q                          weight = d * q
-    Q4_0   18 bytes: f16 scale d, 16 bytes of nibbles q              weight = d * (q - 8)
-    Q4_1   20 bytes: f16 scale d, f16 minimum m, 16 bytes of q       weight = d * q + m
-
-Byte j of the nibbles holds weight j in its low half and weight j + 16 in its high half. d * q is exact in float32
-(11 + 8 bits of mantissa at most), so a fused multiply-add and a multiply followed by an add agree.
+Quantised encodings store blocks of 32 or 256 weights along K; ``blocks.py`` draws them. Products of scales and integers
+are exact in float32, so a fused multiply-add and a multiply followed by an add agree.
 """
 
 from __future__ import annotations
@@ -18,25 +12,50 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Encoding = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+from octavo.weights.blocks import TAKE_APART
 
-GROUP = 32  # weights per group of every quantised encoding
+# fmt: off
+Encoding = Literal[
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "IQ4_XS", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0",
+]
+# fmt: on
 
-#: encoding -> (weights per group, bytes per group)
+GROUP = 32  # weights that kernels take at a time: of every quantised encoding, blocks are one such group or eight
+
+#: encoding -> (weights per block, bytes per block)
 GROUP_LAYOUT: dict[Encoding, tuple[int, int]] = {
     "F32": (1, 4),
     "F16": (1, 2),
     "BF16": (1, 2),
-    "Q8_0": (GROUP, 34),
-    "Q4_0": (GROUP, 18),
-    "Q4_1": (GROUP, 20),
+    "Q8_0": (32, 34),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "TQ1_0": (256, 54),
+    "TQ2_0": (256, 66),
 }
 
-_SLICE = 4096  # groups converted at a time: 512 KiB of float32, so that the passes over a slice stay in the L2 cache
+_SLICE = 1 << 17  # weights converted at a time: 512 KiB of float32, so that the passes stay in the L2 cache
 
 
 def encoded_bytes(encoding: Encoding, shape: tuple[int, ...]) -> int:
-    """Size of a tensor in bytes. ``ValueError`` if the last dimension is not a whole number of groups."""
+    """Size of a tensor in bytes. ``ValueError`` if the last dimension is not a whole number of blocks."""
     weights, size = GROUP_LAYOUT[encoding]
     if shape and shape[-1] % weights:
         raise ValueError(f"{encoding} stores groups of {weights} weights but a row has {shape[-1]}")
@@ -63,29 +82,10 @@ def dequantise(data: NDArray[np.uint8], encoding: Encoding, shape: tuple[int, ..
         # the upper half of a float32
         bits: NDArray[np.uint32] = np.left_shift(data.view("<u2"), 16, dtype=np.uint32)
         return bits.view(np.float32).reshape(shape)
-    groups = data.reshape(-1, GROUP_LAYOUT[encoding][1])
-    out = np.empty((len(groups), GROUP), np.float32)
-    for start in range(0, len(groups), _SLICE):
-        _dequantise_groups(groups[start : start + _SLICE], encoding, out[start : start + _SLICE])
+    weights, size = GROUP_LAYOUT[encoding]
+    blocks = data.reshape(-1, size)
+    out = np.empty((len(blocks), weights), np.float32)
+    step = _SLICE // weights
+    for start in range(0, len(blocks), step):
+        out[start : start + step] = TAKE_APART[encoding](blocks[start : start + step]).weights()
     return out.reshape(shape)
-
-
-def _dequantise_groups(groups: NDArray[np.uint8], encoding: Encoding, out: NDArray[np.float32]) -> None:
-    """groups: [G, bytes per group]; out: [G, 32] float32, filled."""
-    scale = _f16_column(groups, 0)
-    if encoding == "Q8_0":
-        np.multiply(groups[:, 2:].view(np.int8), scale, out=out)
-        return
-    nibbles = groups[:, -16:]
-    np.copyto(out[:, :16], nibbles & 0x0F)
-    np.copyto(out[:, 16:], nibbles >> 4)
-    if encoding == "Q4_0":
-        out -= 8
-    out *= scale
-    if encoding == "Q4_1":
-        out += _f16_column(groups, 2)
-
-
-def _f16_column(groups: NDArray[np.uint8], start: int) -> NDArray[np.float32]:
-    """The f16 number at byte ``start`` of each group: [G, 1] float32."""
-    return groups[:, start : start + 2].copy().view("<f2").astype(np.float32)

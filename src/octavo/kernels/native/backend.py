@@ -36,11 +36,14 @@ from octavo.kernels.native.draws import DrawPacker
 from octavo.kernels.native.measure import measure_machine
 from octavo.kernels.native.threads import default_threads
 from octavo.weights.dequantise import Encoding, encoded_bytes
+from octavo.weights.repack import REPACKED, to_i8_k
 from octavo.weights.tensor import WeightTensor
 
 Numerics = Literal["exact", "fast"]
 Activations = Literal["auto", "int8", "bf16", "by rows"]
 PackedWeight = _native.PackedMatrix | _native.Vector
+_REPACKED_AT_ONCE = 8 << 20  # bytes
+_FILE_PAGES = 64 << 20  # of the file that stay resident while it is being packed, at most, beside one tensor
 _KV_KINDS = {"bfloat16": _native.KvKind.BF16, "float32": _native.KvKind.F32}
 _FAILURES: dict[int, DrawFailure] = {
     -1: "not_finite",
@@ -93,6 +96,7 @@ class NativeBackend(Backend):
         self._mask_filler: ThreadPoolExecutor | None = None  # fills masks while run() computes without the GIL
         self._ledger = CostLedger()
         self._mapped: dict[int, mmap.mmap] = {}
+        self._packed_since = 0  # bytes of file pages that packing has touched and not let go of
         self._kv: _native.KvCache | None = None
         self._program: _native.Program | None = None
 
@@ -111,26 +115,40 @@ class NativeBackend(Backend):
             raise ConfigError(f"tensor {tensor.name} has shape {tensor.shape} but a matrix has two dimensions")
         self._note_mapping(tensor.data)
         try:
-            matrix = _native.pack(self._context, tensor.encoding, *tensor.shape, tensor.data)
+            matrix = self._pack_matrix(tensor)
         except ValueError as error:
             raise ConfigError(f"tensor {tensor.name}: {error}") from error
+        self._packed_since += tensor.data.nbytes
+        if self._packed_since >= _FILE_PAGES:
+            self._drop_file_pages()
         rows, columns = matrix.shape
         is_quantised = matrix.reads_quantised(self._context)
         self._ledger.add(uses, num_bytes=matrix.num_bytes, macs=rows * columns, is_quantised=is_quantised)
         return matrix
 
     def weight_bytes(self, shape: tuple[int, ...], encoding: Encoding, uses: frozenset[WeightUse]) -> WeightBytes:
-        """Vectors as float32; matrices keep their encoding, rows padded to panels, columns of bfloat16 to groups."""
+        """Vectors as float32; matrices as csrc/ops/types.h lays them out, rows padded to panels of 16."""
         if len(shape) != 2:
             size = 4 * math.prod(shape)
             return WeightBytes(packed=size, loading=2 * size)
-        rows, columns = -(-shape[0] // 16) * 16, shape[1]
-        if encoding == "BF16":
-            columns = -(-columns // 32) * 32
-        size = encoded_bytes(encoding, (rows, columns))
-        return WeightBytes(
-            packed=size, loading=2 * size
-        )  # a reader may hand over a copy with its rows in another order
+        packed = _native.packed_size("I8_K" if encoding in REPACKED else encoding, *shape)
+        # a reader may hand over a copy with its rows in another order
+        return WeightBytes(packed=packed, loading=packed + encoded_bytes(encoding, shape) + _REPACKED_AT_ONCE)
+
+    def kept_as(self, encoding: Encoding) -> str | None:
+        return "int8 with a scale per 16" if encoding in REPACKED else None
+
+    def _pack_matrix(self, tensor: WeightTensor) -> _native.PackedMatrix:
+        rows, columns = tensor.shape
+        if tensor.encoding not in REPACKED:
+            return _native.pack(self._context, tensor.encoding, rows, columns, tensor.data)
+        matrix = _native.allocate("I8_K", rows, columns)
+        row_bytes = encoded_bytes(tensor.encoding, (columns,))
+        step = max(16, _REPACKED_AT_ONCE // (8 * columns) // 16 * 16)  # some 8 bytes per weight on the way
+        for first in range(0, rows, step):
+            taken = tensor.data[first * row_bytes : (first + step) * row_bytes]
+            matrix.fill(self._context, first, to_i8_k(taken, tensor.encoding))
+        return matrix
 
     def unpack(self, weight: _native.PackedMatrix) -> NDArray[np.float32]:
         """A packed matrix back to float32 [rows, columns]: equals ``WeightTensor.to_float32`` bit for bit."""
@@ -168,9 +186,7 @@ class NativeBackend(Backend):
         builder = ProgramBuilder(self._context, self._config, fused=self._fused)
         self._built = builder.build(model, max_tokens=max_tokens, max_seqs=max_seqs)
         self._program = self._built.program
-        for mapping in self._mapped.values():
-            mapping.madvise(mmap.MADV_DONTNEED)  # packed: the file's pages need not stay resident
-        self._mapped.clear()
+        self._drop_file_pages()
 
     def run(
         self,
@@ -245,6 +261,13 @@ class NativeBackend(Backend):
         self.__dict__.pop("_built", None)
         self.__dict__.pop("_ledger", None)
         self.__dict__.pop("_context", None)
+
+    def _drop_file_pages(self) -> None:
+        """What is packed need not stay resident as pages of the file too."""
+        for mapping in self._mapped.values():
+            mapping.madvise(mmap.MADV_DONTNEED)
+        self._mapped.clear()
+        self._packed_since = 0
 
     def _note_mapping(self, data: NDArray[np.uint8]) -> None:
         """Remember the file mapping under an array, to let go of its pages after packing."""

@@ -34,7 +34,7 @@ from octavo.kernels.cost import CostLedger
 from octavo.kernels.torch.attention import MAX_GATHER_ROWS
 from octavo.kernels.torch.ops import Planes, Rotations, TorchOps, layer_planes
 from octavo.kernels.torch.sampling import row_logprobs, sample
-from octavo.weights.dequantise import Encoding, encoded_bytes
+from octavo.weights.dequantise import GROUP_LAYOUT, Encoding, encoded_bytes
 from octavo.weights.tensor import WeightTensor
 
 TARGET_SLICE_BYTES = 32 << 20  # logits of prompt-logprob rows that exist at a time
@@ -89,6 +89,9 @@ class TorchBackend(Backend):
         packed = 0 if self.device == "cuda" else size
         encoded = encoded_bytes(encoding, shape)  # a reader may hand over a copy with its rows in another order
         return WeightBytes(packed=packed, loading=whole + encoded + (packed if dtype != torch.float32 else 0))
+
+    def kept_as(self, encoding: Encoding) -> str | None:
+        return self.dtype if GROUP_LAYOUT[encoding][0] > 1 else None
 
     def kv_bytes_per_token(self, config: ModelConfig, num_layers: int) -> int:
         return 2 * num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
