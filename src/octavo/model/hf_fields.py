@@ -42,19 +42,22 @@ class HFFields(ConfigValues):
         kind: type[ModelConfig] = ModelConfig,
         *,
         eps: str = "rms_norm_eps",
+        default_eps: float = 1e-6,
         activation: str = "hidden_act",
+        default_activation: str = "silu",
         rope: RopeTable | None = None,
         **special: Any,
     ) -> ModelConfig:
         """The shape of a decoder.
 
-        kind: the architecture's own config, if it has one. eps, activation: what it calls these fields. rope: the table
-        of most layers; None: ``self.rope()``, of whole heads. special: further fields of the config.
+        kind: the architecture's own config, if it has one. eps, activation: what it calls these fields, and what they
+        are where the file does not say. rope: the table of most layers; None: ``self.rope()``, of whole heads. special:
+        further fields of the config.
         """
         for field, reason in _REFUSED.items():
             if self.values.get(field):
                 self.fail(f"{field} is set: {reason}")
-        act = self.text(activation, default="silu")
+        act = self.text(activation, default=default_activation)
         if act not in _ACTIVATIONS:
             self.fail(f"{activation} is {act!r}; supported are {', '.join(_ACTIVATIONS)}")
         num_heads = self.whole("num_attention_heads", MAX_HEADS)
@@ -72,7 +75,7 @@ class HFFields(ConfigValues):
             "intermediate_size": self.whole("intermediate_size", MAX_WIDTH),
             "vocab_size": self.whole("vocab_size", MAX_VOCAB),
             "max_position": self.max_position(table),
-            "rms_norm_eps": self.real(eps, 1.0, default=1e-6),
+            "rms_norm_eps": self.real(eps, 1.0, default=default_eps),
             "rope_theta": table.theta,
             "rope_dim": table.dim,
             "rope_scaling": table.scaling,

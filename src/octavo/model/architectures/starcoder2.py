@@ -35,6 +35,8 @@ class Starcoder2(Llama):
         has_bias = fields.flag("use_bias", default=True)
         return fields.decoder(
             eps="norm_epsilon",
+            default_eps=1e-5,
+            default_activation="gelu_pytorch_tanh",
             sliding_window=fields.window(),
             attention_bias=has_bias,
             mlp_bias=has_bias,
