@@ -11,6 +11,7 @@ import pytest
 from architecture_cases import CASES, SHAPE, VOCAB, Case
 
 from octavo.core.errors import ModelFileError
+from octavo.core.model_config import RopeScaling
 from octavo.kernels.base import Backend, KVCacheLayout
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.torch.backend import TorchBackend
@@ -99,6 +100,21 @@ def test_what_changes_the_arithmetic_and_is_not_understood_is_named(
 ) -> None:
     with pytest.raises(ModelFileError, match=message):
         dummy(tmp_path, config_json(CASES[name], **changes))
+
+
+def test_the_config_of_gemma_3_4b_leaves_out_what_is_the_same_in_its_family(tmp_path: Path) -> None:
+    """As it is published: nothing about heads, vocabulary or thetas."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    config = dummy(tmp_path, {"model_type": "gemma3", "text_config": text}).config
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262_208)
+    assert (config.architecture, config.tied_embeddings, config.max_position) == ("gemma3_text", True, 131_072)
+    local, full = config.ropes[4], config.ropes[5]
+    assert local is not None
+    assert full is not None
+    assert (local.theta, local.scaling, config.windows[4]) == (10_000.0, None, 1024)
+    assert (full.theta, config.windows[5]) == (1_000_000.0, None)
+    assert full.scaling == RopeScaling(kind="linear", factor=8.0)
 
 
 def test_a_fused_matrix_of_other_rows_than_its_parts_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from octavo.core.model_config import ModelConfig, RopeScaling, RopeTable
@@ -36,6 +36,10 @@ class HFFields(ConfigValues):
         super().__init__(fields, where)
         self.name = name
         self.model_type = self.text("model_type")
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> HFFields:
+        """The same, with values for fields that the file leaves out."""
+        return HFFields({**defaults, **self.values}, self.where, self.name)
 
     def decoder(
         self,
