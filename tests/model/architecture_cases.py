@@ -299,7 +299,7 @@ def write_twin(case: Case, twin: Any, path: Path) -> None:
         tensors[file_name] = case.as_in_gguf(name, tensor.numpy())
     metadata = {
         "general.architecture": case.arch,
-        "general.name": case.model_type,
+        "general.name": "random",
         **{f"{case.arch}.{name}": value for name, value in keys.items()},
         **dummy_vocabulary(VOCAB),
     }

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from architecture_cases import CASES, VOCAB, Case, twin_of, write_twin
+from architecture_cases import CASES, SHAPE, VOCAB, Case, twin_of, write_twin
 from numpy.typing import NDArray
 
 from machine import Answers, Machine
+from octavo import LLM, EngineConfig
 from octavo.core.cache_group import CacheGroup
 from octavo.core.plan import SampledToken
 from octavo.core.request import Request
@@ -217,3 +219,73 @@ def test_the_same_bits_when_forked_and_preempted_in_small_pools(made: Any) -> No
 def test_every_architecture_has_a_case() -> None:
     covered = {case.model_type for case in CASES.values()} | {case.arch for case in CASES.values()}
     assert ARCHITECTURES.keys() - covered <= {"gemma3"}
+
+
+WIDE = {**SHAPE, "initializer_range": 0.3}
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "gemma3": {"text_config": {**WIDE, "sliding_window": 12, "tie_word_embeddings": True}},
+    "mistral3": {"text_config": {**WIDE, "model_type": "ministral3", "tie_word_embeddings": False},
+                 "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", WRAPPERS)
+def test_of_a_model_that_reads_images_the_text_part_is_served(
+    model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = AutoConfig.for_model(model_type, vision_config=vision, **WRAPPERS[model_type])
+    twin = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    twin.save_pretrained(tmp_path)
+    tokens = np.random.default_rng(3).integers(0, VOCAB, 50)
+    with torch.no_grad():
+        logprobs = twin(input_ids=torch.from_numpy(tokens[None])).logits[0].log_softmax(-1).numpy()
+    assert logprobs.std() > 0.5
+    source = open_weights(tmp_path)
+    assert "tensors that read images are left out" in caplog.text
+    backend = backend_of(source, native, Case(model_type))
+    found = in_chunks(backend, tokens.tolist(), [0, 20, 50], [3, 1, 5, 2])
+    wanted = [logprobs[i, token] for i, token in enumerate(tokens[1:])]
+    np.testing.assert_allclose([row.logprob for row in found[:-1]], wanted, atol=2e-4)
+    backend.close()
+    source.close()
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.arch])
+def test_served_from_gguf_the_schedule_changes_no_token(name: str, tmp_path: Path) -> None:
+    """One by one; then all at once in small chunks, with forks, hits and a pool that runs dry."""
+    case = CASES[name]
+    write_twin(case, twin_of(case), tmp_path / "model.gguf")
+    rng = np.random.default_rng(4)
+    head = rng.integers(0, VOCAB, 21).tolist()
+    longest = case.context or 96
+    prompts = [(head + rng.integers(0, VOCAB, n).tolist())[: longest - 14] for n in (1, 3, 17, 30, 50, 9)]
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True, logprobs=2)
+
+    def answers(llm: LLM, asked: list[list[list[int]]]) -> list[Any]:
+        found = [request for prompts in asked for request in llm.generate(prompts, params, n=2)]
+        return [[(c.token_ids, c.logprobs) for c in request.completions] for request in found]
+
+    with LLM(str(tmp_path / "model.gguf"), max_model_len=longest, kv_cache_memory=16 << 20) as llm:
+        alone = answers(llm, [[prompt] for prompt in prompts])
+    tight = EngineConfig(
+        model=str(tmp_path / "model.gguf"), max_model_len=longest, chunking="fixed", chunk_size=16, max_num_seqs=6,
+        kv_cache_memory=llm_bytes(tmp_path / "model.gguf", 14),
+    )  # fmt: skip
+    with LLM(config=tight) as llm:
+        assert answers(llm, [prompts]) == alone
+        assert answers(llm, [prompts]) == alone
+
+
+def llm_bytes(file: Path, num_blocks: int) -> int:
+    """Of a pool of so many blocks."""
+    source = open_weights(file)
+    made = NativeBackend(source.config, 1)
+    size = num_blocks * 16 * made.kv_bytes_per_token(source.config)
+    made.close()
+    source.close()
+    return size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from octavo.core.model_config import ModelConfig, RopeScaling, RopeTable
@@ -37,24 +37,31 @@ class HFFields(ConfigValues):
         self.name = name
         self.model_type = self.text("model_type")
 
+    def with_defaults(self, defaults: Mapping[str, object]) -> HFFields:
+        """The same, with values for fields that the file leaves out."""
+        return HFFields({**defaults, **self.values}, self.where, self.name)
+
     def decoder(
         self,
         kind: type[ModelConfig] = ModelConfig,
         *,
         eps: str = "rms_norm_eps",
+        default_eps: float = 1e-6,
         activation: str = "hidden_act",
+        default_activation: str = "silu",
         rope: RopeTable | None = None,
         **special: Any,
     ) -> ModelConfig:
         """The shape of a decoder.
 
-        kind: the architecture's own config, if it has one. eps, activation: what it calls these fields. rope: the table
-        of most layers; None: ``self.rope()``, of whole heads. special: further fields of the config.
+        kind: the architecture's own config, if it has one. eps, activation: what it calls these fields, and what they
+        are where the file does not say. rope: the table of most layers; None: ``self.rope()``, of whole heads. special:
+        further fields of the config.
         """
         for field, reason in _REFUSED.items():
             if self.values.get(field):
                 self.fail(f"{field} is set: {reason}")
-        act = self.text(activation, default="silu")
+        act = self.text(activation, default=default_activation)
         if act not in _ACTIVATIONS:
             self.fail(f"{activation} is {act!r}; supported are {', '.join(_ACTIVATIONS)}")
         num_heads = self.whole("num_attention_heads", MAX_HEADS)
@@ -72,7 +79,7 @@ class HFFields(ConfigValues):
             "intermediate_size": self.whole("intermediate_size", MAX_WIDTH),
             "vocab_size": self.whole("vocab_size", MAX_VOCAB),
             "max_position": self.max_position(table),
-            "rms_norm_eps": self.real(eps, 1.0, default=1e-6),
+            "rms_norm_eps": self.real(eps, 1.0, default=default_eps),
             "rope_theta": table.theta,
             "rope_dim": table.dim,
             "rope_scaling": table.scaling,

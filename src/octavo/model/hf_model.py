@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -29,6 +31,20 @@ _BUFFER = re.compile(
 )
 
 
+#: model_type of a model that reads images too -> that of its text part, if it does not say so.
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+_TEXT_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_IMAGE_PREFIXES = tuple(
+    prefix + part for prefix in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")
+)
+
+logger = logging.getLogger(__name__)
+
+
 class HFFolderWeights(WeightSource):
     """config.json and its safetensors. All tensors are views of memory maps.
 
@@ -40,11 +56,13 @@ class HFFolderWeights(WeightSource):
         self.folder = folder
         config_bytes = read_small(confined(folder, CONFIG), MAX_JSON_BYTES)
         where = str(folder / CONFIG)
-        self.config = read_hf_config(parse_object(config_bytes, where), where, folder.name)
+        fields = parse_object(config_bytes, where)
+        self.config, self._wrapped = read_hf_config(fields, where, folder.name), is_wrapper(fields)
         self._architecture = find_architecture(self.config.architecture)
         self._pieces: dict[str, Piece] = {}
         digest = sha256(config_bytes)
         self._where: dict[str, tuple[SafetensorsFile, SafetensorsEntry]] = {}
+        self._num_left_out = 0
         self._files: list[SafetensorsFile] = []
         try:
             placed = {} if only_file else read_index(folder)
@@ -54,6 +72,10 @@ class HFFolderWeights(WeightSource):
                 self._take(file, [key for key, shard in placed.items() if shard == name])
                 digest.update(f"{name} {file.fingerprint} ".encode())
             self._drop_copy_of_tied_head()
+            if self._num_left_out:
+                logger.warning(
+                    "%s: %d tensors that read images are left out; only text is served", folder, self._num_left_out
+                )
         except BaseException:
             self.close()
             raise
@@ -95,7 +117,11 @@ class HFFolderWeights(WeightSource):
         for entry in file.tensors.values():
             if _BUFFER.fullmatch(entry.name):
                 continue
-            whole = self._architecture.names.from_hf(entry.name)
+            file_name = _text_name(entry.name) if self._wrapped else entry.name
+            if file_name is None:
+                self._num_left_out += 1
+                continue
+            whole = self._architecture.names.from_hf(file_name)
             for piece in pieces_of(self._architecture, self.config, whole, entry.shape, "hf"):
                 name = piece.name
                 if name in self._where:
@@ -115,8 +141,31 @@ class HFFolderWeights(WeightSource):
         del self._where["head.weight"]
 
 
+def is_wrapper(fields: Mapping[str, object]) -> bool:
+    """Whether a config.json describes a text model among other things, which read images."""
+    return fields.get("model_type") in WRAPPERS and isinstance(fields.get("text_config"), dict)
+
+
+def _text_part(fields: Mapping[str, object]) -> dict[str, object]:
+    """The text model's own fields, and those of the whole that concern it."""
+    text = cast(dict[str, object], fields["text_config"])
+    kind = {"model_type": WRAPPERS[str(fields["model_type"])]}
+    whole = {key: fields[key] for key in ("quantization_config", "auto_map", "tie_word_embeddings") if key in fields}
+    return {**kind, **text, **whole}
+
+
+def _text_name(file_name: str) -> str | None:
+    """A tensor's name in a file of the text model alone; None for one that reads images."""
+    for prefix, alone in _TEXT_PREFIXES.items():
+        if file_name.startswith(prefix):
+            return alone + file_name.removeprefix(prefix)
+    return None if file_name.startswith(_IMAGE_PREFIXES) else file_name
+
+
 def read_hf_config(fields: dict[str, object], where: str, name: str) -> ModelConfig:
     """The shape that a parsed config.json describes. where: its path, for messages; name: what to call the model."""
+    if is_wrapper(fields):
+        fields, where = _text_part(fields), f"{where}, text_config"
     values = HFFields(fields, where, name)
     if values.model_type not in ARCHITECTURES:
         values.fail(f"model_type is {values.model_type!r}; supported are {known_architectures()}")

@@ -57,6 +57,7 @@ class Cohere2(Llama):
         return fields.decoder(
             CohereConfig,
             eps="layer_norm_eps",
+            default_eps=1e-5,
             logits_scale=fields.real("logit_scale", default=0.0625),
             layer_windows=tuple(window if slides else None for slides in sliding),
             layer_ropes=tuple(table if slides else None for slides in sliding),

@@ -7,6 +7,8 @@ from octavo.model.architectures.olmo2 import Olmo2
 from octavo.model.gguf_keys import GGUFKeys
 from octavo.model.hf_fields import HFFields
 
+_LAYERS_OF_32B = 64  # the first GGUF files did not say its window; llama.cpp knows it by the number of layers
+
 
 class Exaone4(Olmo2):
     """Of a model with windows, layers without one are not rotated; one without windows rotates in all."""
@@ -17,7 +19,7 @@ class Exaone4(Olmo2):
     def from_gguf(cls, keys: GGUFKeys) -> ModelConfig:
         """The shape that a GGUF file describes."""
         key, layers, table = "attention.sliding_window", keys.num_layers(), keys.rope()
-        window = keys.whole(key, 1 << 24, low=0, default=0)
+        window = keys.whole(key, 1 << 24, low=0, default=4096 if layers == _LAYERS_OF_32B else 0)
         sliding = keys.every(f"{key}_pattern", 4, layers) if window else (False,) * layers
         return keys.decoder(
             also_known={key, f"{key}_pattern"},
@@ -38,6 +40,7 @@ class Exaone4(Olmo2):
         if window is None:
             sliding = (False,) * fields.num_layers()
         return fields.decoder(
+            default_eps=1e-5,
             layer_windows=tuple(window if slides else None for slides in sliding),
             layer_ropes=tuple(table if slides or window is None else None for slides in sliding),
         )

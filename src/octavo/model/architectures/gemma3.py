@@ -9,6 +9,15 @@ from octavo.model.gguf_keys import GGUFKeys
 from octavo.model.hf_fields import HFFields
 from octavo.model.tensor_names import TensorNames
 
+#: What the config.json of the models that read images leaves out.
+_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+}
+
 
 class Gemma3(Gemma2):
     """Layers with a window rotate by a table of their own, which is not stretched."""
@@ -40,6 +49,7 @@ class Gemma3(Gemma2):
     @classmethod
     def from_hf(cls, fields: HFFields) -> ModelConfig:
         """The shape that a config.json describes."""
+        fields = fields.with_defaults(_DEFAULTS)
         check_gemma(fields)
         step = fields.whole("sliding_window_pattern", 1 << 12, default=cls.window_step)
         sliding, window = fields.sliding_layers(lambda i: (i + 1) % step != 0), fields.window()

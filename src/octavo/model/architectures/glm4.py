@@ -40,7 +40,9 @@ class Glm4(Llama):
     def from_hf(cls, fields: HFFields) -> ModelConfig:
         """The shape that a config.json describes."""
         return fields.decoder(
-            rope=fields.rope(default_share=0.5), attention_bias=fields.flag("attention_bias", default=False)
+            default_eps=1.5625e-7,
+            rope=fields.rope(default_share=0.5),
+            attention_bias=fields.flag("attention_bias", default=False),
         )
 
     @classmethod

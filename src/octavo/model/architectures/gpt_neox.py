@@ -56,6 +56,8 @@ class GPTNeoX(Llama):
         theta = fields.real("rotary_emb_base", default=10_000.0)
         return fields.decoder(
             eps="layer_norm_eps",
+            default_eps=1e-5,
+            default_activation="gelu",
             rope=fields.rope(default_share=share, default_theta=theta),
             attention_bias=fields.flag("attention_bias", default=True),
             mlp_bias=True,

@@ -59,4 +59,6 @@ class Ministral3(Mistral):
         growth = None
         if beta and rope.scaling is not None:
             growth = PositionScale(beta=float(beta), length=rope.scaling.original_context)
-        return fields.decoder(MinistralConfig, rope=rope, sliding_window=fields.window(), query_growth=growth)
+        return fields.decoder(
+            MinistralConfig, default_eps=1e-5, rope=rope, sliding_window=fields.window(), query_growth=growth
+        )

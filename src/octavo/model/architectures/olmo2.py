@@ -42,7 +42,7 @@ class Olmo2(Llama):
     @classmethod
     def from_hf(cls, fields: HFFields) -> ModelConfig:
         """The shape that a config.json describes."""
-        return fields.decoder(attention_bias=fields.flag("attention_bias", default=False))
+        return fields.decoder(default_eps=1e-5, attention_bias=fields.flag("attention_bias", default=False))
 
     def layer(self, ops: Ops, x: Array, block: Block) -> Array:
         """One layer: the results of attention and MLP are normed, not what goes in."""
@@ -60,6 +60,7 @@ class Olmo3(Olmo2):
         table = fields.rope("full_attention", default_theta=500_000.0)
         local = fields.local_rope("rope_theta", 500_000.0)
         return fields.decoder(
+            default_eps=1e-5,
             rope=table,
             layer_windows=tuple(window if slides else None for slides in sliding),
             layer_ropes=tuple(local if slides else table for slides in sliding),

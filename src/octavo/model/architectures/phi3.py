@@ -34,4 +34,4 @@ class Phi3(Llama):
     @classmethod
     def from_hf(cls, fields: HFFields) -> ModelConfig:
         """The shape that a config.json describes."""
-        return fields.decoder(rope=fields.rope(), sliding_window=fields.window())
+        return fields.decoder(default_eps=1e-5, rope=fields.rope(), sliding_window=fields.window())

@@ -25,7 +25,7 @@ class SmolLM3(Llama):
     def from_hf(cls, fields: HFFields) -> ModelConfig:
         """The shape that a config.json describes."""
         refuse_sliding_window(fields)
-        table, layers = fields.rope(), fields.num_layers()
+        table, layers = fields.rope(default_theta=2_000_000.0), fields.num_layers()
         rotated = fields.values.get("no_rope_layers")
         if rotated is None:
             step = fields.whole("no_rope_layer_interval", 1 << 12, default=_STEP)
@@ -33,6 +33,7 @@ class SmolLM3(Llama):
         if not isinstance(rotated, list) or len(rotated) != layers or any(x not in (0, 1) for x in rotated):
             fields.fail(f"no_rope_layers must be a list of {layers} times 0 or 1")
         return fields.decoder(
+            rope=table,
             layer_ropes=tuple(table if x else None for x in rotated),
             attention_bias=fields.flag("attention_bias", default=False),
             mlp_bias=fields.flag("mlp_bias", default=False),

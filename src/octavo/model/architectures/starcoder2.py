@@ -26,8 +26,15 @@ class Starcoder2(Llama):
     @classmethod
     def from_gguf(cls, keys: GGUFKeys) -> ModelConfig:
         """The shape that a GGUF file describes."""
-        has_bias = keys.has_tensor("blk.0.attn_q.bias")
-        return keys.decoder(centred=True, hidden_act="gelu", attention_bias=has_bias, mlp_bias=has_bias)
+        has_bias, key = keys.has_tensor("blk.0.attn_q.bias"), "attention.sliding_window"
+        return keys.decoder(
+            centred=True,
+            also_known={key},
+            hidden_act="gelu",
+            sliding_window=keys.whole(key, 1 << 24, low=0, default=0) or None,
+            attention_bias=has_bias,
+            mlp_bias=has_bias,
+        )
 
     @classmethod
     def from_hf(cls, fields: HFFields) -> ModelConfig:
@@ -35,6 +42,8 @@ class Starcoder2(Llama):
         has_bias = fields.flag("use_bias", default=True)
         return fields.decoder(
             eps="norm_epsilon",
+            default_eps=1e-5,
+            default_activation="gelu_pytorch_tanh",
             sliding_window=fields.window(),
             attention_bias=has_bias,
             mlp_bias=has_bias,
