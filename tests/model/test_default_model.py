@@ -17,6 +17,7 @@ from octavo.model.open_model import open_weights
 from random_model import make_step
 
 MARGIN = 0.02  # closer than this, another rounding may pick the other token
+NUM_BLOCKS = 512
 
 
 #: name of the reference -> environment variable with the path of a file that is not fetched by itself
@@ -41,7 +42,7 @@ def backend(real):
     backend.allocate_kv_cache(
         KVCacheLayout.full(
             num_layers=c.num_layers,
-            num_blocks=256,
+            num_blocks=NUM_BLOCKS,
             block_size=16,
             num_kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
@@ -59,7 +60,7 @@ def test_logprobs_and_greedy_tokens_equal_the_reference(backend, real, data_dir)
     for case in json.loads((data_dir / f"{real[0]}_reference.json").read_text()):
         prompt, greedy = case["prompt_token_ids"], case["greedy_token_ids"]
         tokens = prompt + greedy[:-1]  # teacher-forced
-        step = make_step([(0, tokens)], [np.random.default_rng(0).permutation(256)], 16, all_logits=True)
+        step = make_step([(0, tokens)], [np.random.default_rng(0).permutation(NUM_BLOCKS)], 16, all_logits=True)
         before = len(prompt) - 1
         step.logit_rows[:] = np.roll(step.logit_rows, -before)  # the rows of draws come first
         out = backend.run(step, [draw] * len(greedy), [(token, 0) for token in prompt[1:]])
@@ -75,12 +76,12 @@ def test_logprobs_and_greedy_tokens_equal_the_reference(backend, real, data_dir)
 
 
 @pytest.mark.slow
-def test_free_running_batched_decodes_give_the_reference_text_up_to_the_first_close_margin(backend, data_dir):
+def test_free_running_batched_decodes_give_the_reference_text_up_to_the_first_close_margin(backend, real, data_dir):
     cases = json.loads((data_dir / f"{real[0]}_reference.json").read_text())
     cases.sort(key=lambda case: len(case["prompt_token_ids"]) > 1)  # one-query sequences come first
     prompts = [case["prompt_token_ids"] for case in cases]
-    width = 256 // len(cases)
-    tables = np.random.default_rng(1).permutation(256)[: width * len(cases)].reshape(len(cases), width)
+    width = NUM_BLOCKS // len(cases)
+    tables = np.random.default_rng(1).permutation(NUM_BLOCKS)[: width * len(cases)].reshape(len(cases), width)
     draw = DrawRule(params=SamplingParams(temperature=0.0), random_stream=0)
     texts: list[list[int]] = [[] for _ in cases]
     chunks = [(0, prompt) for prompt in prompts]

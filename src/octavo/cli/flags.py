@@ -137,12 +137,18 @@ def _option(cls: type, field: ConfigField, *, positional: bool) -> Any:
         show_default=False,
         callback=check,
         parser=_size_on_command_line if field.kind == "size" else None,
-        metavar=_METAVARS.get(field.kind),
+        metavar="NAME" if _has_many_choices(field) else _METAVARS.get(field.kind),
     )
 
 
+def _has_many_choices(field: ConfigField) -> bool:
+    """More than a line of the help holds unbroken."""
+    return len("|".join(field.choices)) > 60
+
+
 def _help(field: ConfigField) -> str:
-    facts = [field.unit, field.bounds, f"default: {field.shown_default}"]
+    choices = f"one of {', '.join(field.choices)}" if _has_many_choices(field) else ""
+    facts = [choices, field.unit, field.bounds, f"default: {field.shown_default}"]
     return f"{field.doc} [{'; '.join(fact for fact in facts if fact)}]"
 
 

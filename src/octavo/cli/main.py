@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from octavo._version import __version__
-from octavo.cli import bench, chat, complete, doctor, models, serve
+from octavo.cli import bench, chat, complete, convert, doctor, models, serve
 from octavo.core.errors import OctavoError
 
 logger = logging.getLogger("octavo")
@@ -26,6 +26,7 @@ app.command()(complete.complete)
 app.command()(models.pull)
 app.command(name="models")(models.list_all)
 app.command()(models.rm)
+app.command()(convert.convert)
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 

@@ -14,6 +14,7 @@ StepMode = Literal["mixed", "split"]
 Numerics = Literal["exact", "fast"]
 LoadFormat = Literal["auto", "dummy"]
 # fmt: off
+QuantizeFormat = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"]
 DummyFormat = Literal[
     "F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0",
@@ -76,6 +77,9 @@ class EngineConfig:
         "auto: what is there; dummy: random weights in the shape that MODEL's config.json or GGUF metadata describes.",
     )
     dummy_format: DummyFormat = _wish("BF16", "dummy: how the matrices are stored.")
+    quantize: QuantizeFormat | None = _wish(
+        None, "Pack matrices that are F32, F16 or BF16 at load; where rows do not fit, the next wider format."
+    )
     backend: Literal["auto", "torch", "native"] = _wish("auto", "Who computes.")
     device: Literal["auto", "cpu", "mps", "cuda"] = _wish("auto", "Device of the torch backend.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _wish("auto", "torch: type of activations.")

@@ -22,6 +22,7 @@ from octavo.model import decoder
 from octavo.model.dummy import DummyWeights, open_dummy
 from octavo.model.gguf_model import GGUFWeights
 from octavo.model.open_model import check_complete, open_weights
+from octavo.model.quantised import QuantisedWeights
 from octavo.model.weight_source import WeightSource
 from octavo.observability.metrics import Metrics
 from octavo.observability.trace import Tracer
@@ -42,6 +43,8 @@ def load_engine(wish: EngineConfig) -> Engine:
     machine = probe_machine()
     check_complete(source, decoder.expected_tensors(source.config))
     tokenizer = _tokenizer(source, found.path)
+    if wish.quantize is not None:
+        source = QuantisedWeights(source, wish.quantize)
     check_context(wish, source.config)
     chat_template, which_template = _chat_template(wish, tokenizer)
     backend = create_backend(wish, source.config, num_cores=machine.num_cores)
@@ -114,6 +117,8 @@ def _weight_notes(wish: EngineConfig, source: WeightSource, backend: Backend) ->
     """What of the weights is not as the file has it."""
     if wish.load_format == "dummy":
         yield f"weights: random {wish.dummy_format}"
+    if isinstance(source, QuantisedWeights):
+        yield from source.notes()
     yield from decoder.repacking_notes(source, backend)
 
 
