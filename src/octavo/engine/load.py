@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from octavo._version import __version__
 from octavo.core.config import EngineConfig, ResolvedConfig
-from octavo.core.errors import ConfigError, ModelFileError
 from octavo.engine.engine import Engine
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.resolve_config import check_context, check_weights_fit, free_beside, size_pool
@@ -27,12 +25,9 @@ from octavo.model.weight_source import WeightSource
 from octavo.observability.metrics import Metrics
 from octavo.observability.trace import Tracer
 from octavo.scheduler.scheduler import Scheduler
-from octavo.text.chat_template import ChatTemplate
+from octavo.text.choose_template import choose_template
 from octavo.text.dummy_vocabulary import dummy_vocabulary
 from octavo.text.tokenizer import Tokenizer
-from octavo.weights.messages import plain
-
-logger = logging.getLogger(__name__)
 
 
 def load_engine(wish: EngineConfig) -> Engine:
@@ -46,7 +41,7 @@ def load_engine(wish: EngineConfig) -> Engine:
     if wish.quantize is not None:
         source = QuantisedWeights(source, wish.quantize)
     check_context(wish, source.config)
-    chat_template, which_template = _chat_template(wish, tokenizer)
+    chat_template, which_template = choose_template(wish, tokenizer)
     backend = create_backend(wish, source.config, num_cores=machine.num_cores)
     weights = decoder.weight_bytes(source, backend)
     check_weights_fit(source.config, weights, machine)
@@ -120,31 +115,6 @@ def _weight_notes(wish: EngineConfig, source: WeightSource, backend: Backend) ->
     if isinstance(source, QuantisedWeights):
         yield from source.notes()
     yield from decoder.repacking_notes(source, backend)
-
-
-def _chat_template(wish: EngineConfig, tokenizer: Tokenizer) -> tuple[ChatTemplate | None, str]:
-    """The user's template, else the model's own, and which one it is.
-
-    None for a base model, which has none, and for a model whose own does not compile: its completions are as good as
-    any. A broken template that the user asked for is a ConfigError.
-    """
-    source, which = tokenizer.chat_template, "the model's own"
-    if wish.chat_template is not None:
-        which = wish.chat_template
-        try:
-            source = Path(which).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"chat template {which}: {error}") from error
-    if source is None:
-        return None, "missing"
-    try:
-        return ChatTemplate(source, tokenizer, allow_special_in_content=wish.allow_special_in_content), which
-    except ModelFileError as error:
-        if wish.chat_template is not None:
-            raise ConfigError(f"chat template {which}: {error}") from error
-        reason = plain(str(error))
-        logger.warning("%s: chats will be refused, completions served; or give --chat-template", reason)
-        return None, f"broken ({reason})"
 
 
 def _fingerprint(*parts: str) -> str:
