@@ -266,6 +266,18 @@ def test_a_template_that_escapes_quotes_or_prints_lists_sees_no_disguise(small_t
         assert control_ids(small_tokenizer, guarded.encode(messages)) == []
 
 
+def test_a_character_in_disguise_is_escaped_in_json_as_what_it_stands_for(byte_level_metadata: MakeMetadata) -> None:
+    metadata = byte_level_metadata()
+    metadata["tokenizer.ggml.tokens"] += ("\uff5cend\uff5c",)
+    metadata["tokenizer.ggml.token_type"] += (3,)
+    tokenizer = Tokenizer.from_gguf(metadata)
+    source = "{{ messages[0].content | tojson(ensure_ascii=true) }}{{ messages[0].content | tojson }}"
+    messages = [{"role": "user", "content": "<\uff5cend\uff5c>"}]
+    guarded = ChatTemplate(source, tokenizer)
+    assert guarded.render(messages) == r'"<\uff5cend\uff5c>"' + '"<\uff5cend\uff5c>"'
+    assert control_ids(tokenizer, guarded.encode(messages)) == []
+
+
 def test_reasoning_has_the_names_that_templates_look_for(small_tokenizer: Tokenizer) -> None:
     chat = ChatTemplate("{{ messages[-1].reasoning_content }}{{ messages[-1].thinking }}", small_tokenizer)
     for name in ("reasoning_content", "reasoning", "thinking"):
@@ -273,11 +285,14 @@ def test_reasoning_has_the_names_that_templates_look_for(small_tokenizer: Tokeni
 
 
 def test_a_template_that_takes_only_parts_gets_a_text_as_one(small_tokenizer: Tokenizer) -> None:
-    chat = ChatTemplate(
-        "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}", small_tokenizer
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}"
     )
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert chat.render([{"role": "user", "content": "hello"}, {"role": "user", "content": parts}]) == "[hello][a][b]"
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]
+    messages += [{"role": "user", "content": parts}, {"role": "system", "content": parts}]
+    assert ChatTemplate(source, small_tokenizer).render(messages) == "s[hello][a][b]a\nb"
 
 
 def test_arguments_that_are_no_json_object_are_refused_where_an_object_is_needed(small_tokenizer: Tokenizer) -> None:
