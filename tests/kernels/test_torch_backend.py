@@ -79,7 +79,7 @@ def ops_for(step: ModelInput, cache: torch.Tensor, config: ModelConfig = CONFIG)
 
 
 def empty_cache() -> torch.Tensor:
-    shape = (LAYOUT.num_layers, 2, NUM_BLOCKS, BLOCK, LAYOUT.num_kv_heads, LAYOUT.head_dim)
+    shape = (2, 2, NUM_BLOCKS, BLOCK, LAYOUT.num_kv_heads, LAYOUT.head_dim)
     return torch.full(shape, math.nan)
 
 

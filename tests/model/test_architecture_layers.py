@@ -37,7 +37,7 @@ def hidden(backend: Backend, source: DummyWeights, case: Case, sizes: tuple[int,
     c, found, start = source.config, [], 0
     backend.bind(load(source, backend, case.context), max_tokens=64, max_seqs=2)
     backend.allocate_kv_cache(
-        KVCacheLayout(
+        KVCacheLayout.full(
             num_layers=c.num_layers, num_blocks=8, block_size=16, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim
         )
     )
@@ -45,7 +45,7 @@ def hidden(backend: Backend, source: DummyWeights, case: Case, sizes: tuple[int,
         step = make_step([(start, TOKENS[start : start + size])], [[3, 1, 5, 2]], 16, target_rows=range(size - 1))
         order = [size - 1, *range(size - 1)] if size > 1 else [0]
         targets = [(0, 0)] * size
-        rows = backend.run(step, [], targets, range(size)).hidden
+        rows = backend.run(step, [], targets, hidden_rows=range(size)).hidden
         found.append(rows[np.argsort(order)])
         start += size
     backend.close()
