@@ -132,8 +132,9 @@ class NativeBackend(Backend):
             size = 4 * math.prod(shape)
             return WeightBytes(packed=size, loading=2 * size)
         packed = _native.packed_size("I8_K" if encoding in REPACKED else encoding, *shape)
-        loading = packed + encoded_bytes(encoding, shape)  # a reader may hand over a copy with its rows in another order
-        return WeightBytes(packed=packed, loading=loading + _REPACKED_AT_ONCE * (encoding in REPACKED))
+        # a reader may hand over a copy with its rows in another order
+        loading = packed + encoded_bytes(encoding, shape) + _REPACKED_AT_ONCE * (encoding in REPACKED)
+        return WeightBytes(packed=packed, loading=loading)
 
     def kept_as(self, encoding: Encoding) -> str | None:
         return "int8 with a scale per 16" if encoding in REPACKED else None
