@@ -60,7 +60,7 @@ FAULTS = {
     "forgets what running prompts have to allocate": Fault(
         "beside what running prompts still have to allocate",
         KVCacheManager.room_beside,
-        "- sum(max(blocks.blocks_for(length) - len(table.rows[g].held), 0) for table, length in running)",
+        "- sum([count for count in owed if count > 0])",
         "",
     ),
     "keeps no block for the running": Fault(

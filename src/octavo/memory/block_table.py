@@ -29,6 +29,10 @@ class BlockRow:
         self.first = 0
 
     @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.first
+
+    @property
     def held(self) -> memoryview[int]:
         """View of the ids of the blocks that the sequence holds."""
         return self._view[self.first : self.num_blocks]
@@ -70,6 +74,10 @@ class StateRow:
         return self._ids[1]
 
     @property
+    def num_held(self) -> int:
+        return len(self.held)
+
+    @property
     def held(self) -> list[int]:
         return [block for block in {*self._ids} if block != NO_BLOCK]
 
@@ -108,7 +116,7 @@ class BlockTable:
 
     def __len__(self) -> int:
         """Blocks that it holds, of all groups."""
-        return sum(len(row.held) for row in self.rows)
+        return sum(row.num_held for row in self.rows)
 
     @property
     def num_blocks(self) -> int:

@@ -102,7 +102,7 @@ class GroupBlocks:
 
     def offer(self, node: Node) -> None:
         """``node`` may have become one whose block can be given up."""
-        if not self._can_go(node):
+        if (self.is_full and node.children) or self.pool.refs(node.blocks[self.index]) > 1:
             return
         self._pushes += 1
         heapq.heappush(self._heap, (node.last_used[self.index], self._pushes, node))

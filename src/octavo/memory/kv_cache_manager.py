@@ -76,12 +76,11 @@ class KVCacheManager:
 
         That is what they still have to allocate for the tokens they know, and one more for each.
         """
-        return tuple(
-            blocks.num_available
-            - len(running)
-            - sum(max(blocks.blocks_for(length) - len(table.rows[g].held), 0) for table, length in running)
-            for g, blocks in enumerate(self._blocks)
-        )
+        room = []
+        for g, blocks in enumerate(self._blocks):
+            owed = [blocks.blocks_for(length) - table.rows[g].num_held for table, length in running]
+            room.append(blocks.num_available - len(running) - sum([count for count in owed if count > 0]))
+        return tuple(room)
 
     def fits(self, match: Match, num_tokens: int, room: Sequence[int]) -> bool:
         """Whether a sequence of ``num_tokens`` that begins with ``match`` fits in ``room`` blocks of each group."""
@@ -400,7 +399,7 @@ class KVCacheManager:
         state.set(write, NO_BLOCK)
 
     def _show(self, table: BlockTable) -> None:
-        table.views = tuple(row.ids for row in table.rows)
+        table.views = tuple([row.ids for row in table.rows])
 
     def _announce(self, table: BlockTable, tokens: Sequence[int]) -> None:
         """Register the whole blocks of ``tokens`` that ``table`` does not have yet."""

@@ -132,7 +132,7 @@ class PrefixTree:
         return Match(
             num_tokens=len(path) * size + common,
             whole=len(path),
-            blocks=tuple(self._shared(group, path, common) for group in self._groups),
+            blocks=tuple([self._shared(group, path, common) for group in self._groups]),
             node=path[-1] if path else None,
             copy_from=tuple(nearest.blocks) if nearest is not None and common else None,
             reason=reason,
@@ -180,12 +180,13 @@ class PrefixTree:
 
     def _shared(self, group: GroupBlocks, path: Sequence[Node], common: int) -> Sequence[int]:
         """Blocks of ``group`` that one who goes on after ``path`` and ``common`` more positions reads."""
+        index = group.index
         if group.is_full:
-            return [node.blocks[group.index] for node in path]
+            return [node.blocks[index] for node in path]
         if group.group.kind == "state":
-            return [path[-1].blocks[group.index]] if path else []
+            return [path[-1].blocks[index]] if path else []
         first = group.first_block(len(path) * self._block_size + common)
-        return [NO_BLOCK] * min(first, len(path)) + [node.blocks[group.index] for node in path[first:]]
+        return [NO_BLOCK] * min(first, len(path)) + [node.blocks[index] for node in path[first:]]
 
     # Changing
 
@@ -268,8 +269,10 @@ class PrefixTree:
         self._num_at_depth[node.depth] -= 1
         while self._num_at_depth[-1] == 0 and len(self._num_at_depth) > 1:
             self._num_at_depth.pop()
-        lost = [group.detach(node) for group in self._groups]
-        if lost[self._full.index] if self._full is not None else True:
+        lost = self._full is None
+        for group in self._groups:
+            lost |= group.detach(node) and group.is_full
+        if lost:
             self._ghosts[node.path_hash] = None
             if len(self._ghosts) > GHOSTS:
                 self._ghosts.popitem(last=False)

@@ -56,6 +56,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._max_prefill_wait_s = max_prefill_wait_s
         self.drafter: Drafter | None = None
+        self._commits_every_step = manager.commits_every_step
         self._sequences: dict[str, Sequence] = {}
         self._groups: dict[str, list[Sequence]] = {}  # forks of one prompt, in order of arrival
         self._running: list[Sequence] = []  # sorted by rank: the policy's order
@@ -346,7 +347,7 @@ class Scheduler:
         start = seq.num_computed
         end = seq.num_computed = start + num_tokens
         size = self.manager.block_size
-        if end // size > start // size or self.manager.commits_every_step:
+        if end // size > start // size or self._commits_every_step:
             assert seq.table is not None
             self.manager.commit(seq.table, seq.tokens, end)
         if end < len(seq.tokens):
