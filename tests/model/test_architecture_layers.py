@@ -102,6 +102,12 @@ def test_what_changes_the_arithmetic_and_is_not_understood_is_named(
         dummy(tmp_path, config_json(CASES[name], **changes))
 
 
+def test_yarn_reaches_beyond_the_context_that_the_file_says(tmp_path: Path) -> None:
+    """Qwen2.5's cards say to add the scaling and leave max_position_embeddings as it is."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert dummy(tmp_path, config_json(CASES["qwen2"], rope_scaling=scaling)).config.max_position == 1024
+
+
 def test_the_config_of_gemma_3_4b_leaves_out_what_is_the_same_in_its_family(tmp_path: Path) -> None:
     """As it is published: nothing about heads, vocabulary or thetas."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
