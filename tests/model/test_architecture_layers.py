@@ -12,7 +12,7 @@ from architecture_cases import CASES, SHAPE, VOCAB, Case
 
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import RopeScaling
-from octavo.kernels.base import Backend, KVCacheLayout
+from octavo.kernels.base import Backend, KVCacheLayout, ModelInput
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.torch.backend import TorchBackend
 from octavo.model.decoder import load
@@ -41,6 +41,8 @@ def hidden(backend: Backend, source: DummyWeights, case: Case, sizes: tuple[int,
             num_layers=c.num_layers, num_blocks=8, block_size=16, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim
         )
     )
+    first = make_step([(0, TOKENS[: sizes[0]])], [[3, 1, 5, 2]], 16)
+    assert backend.run(without_rows(first), []).tokens == []  # as a chunk does that ends before the last token
     for size in sizes:
         step = make_step([(start, TOKENS[start : start + size])], [[3, 1, 5, 2]], 16, target_rows=range(size - 1))
         order = [size - 1, *range(size - 1)] if size > 1 else [0]
@@ -50,6 +52,18 @@ def hidden(backend: Backend, source: DummyWeights, case: Case, sizes: tuple[int,
         start += size
     backend.close()
     return np.concatenate(found)
+
+
+def without_rows(step: ModelInput) -> ModelInput:
+    return ModelInput.of(
+        token_ids=step.token_ids,
+        positions=step.positions,
+        slot_mapping=step.slot_mapping,
+        logit_rows=(),
+        query_starts=step.query_starts,
+        context_lens=step.context_lens,
+        block_tables=list(step.block_tables),
+    )
 
 
 @pytest.mark.parametrize("encoding", ["F32", "Q4_1"])

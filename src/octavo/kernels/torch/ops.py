@@ -74,7 +74,7 @@ class TorchOps(ExpertOps):
         return table.index_select(0, token_ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, num_heads: int = 1) -> torch.Tensor:
-        wide = x.float().view(len(x), num_heads, -1)
+        wide = x.float().view(len(x), num_heads, x.shape[-1] // num_heads)  # there may be no rows: -1 could be anything
         mean_square = (wide * wide).mean(dim=-1, keepdim=True)
         return (wide * torch.rsqrt(mean_square + eps) * weight).view_as(x).to(x.dtype)
 
