@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from torch.utils._pytree import tree_leaves
 from octavo.core.errors import ConfigError
 from octavo.core.plan import DrawRule
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.base import KVCacheLayout
+from octavo.kernels.base import KVCacheLayout, PositionScale
 from octavo.kernels.torch import backend as backend_module
 from octavo.kernels.torch.backend import TorchBackend
 from octavo.kernels.torch.ops import TorchOps
+from octavo.model.architectures.mistral import MinistralConfig
 from octavo.model.decoder import load
 from random_model import make_step, random_source, variant
 
@@ -141,13 +143,19 @@ SAMPLING: list[dict[str, Any]] = [
 MODELS: list[dict[str, Any]] = [
     {"sliding_window": 6, "attention_soft_cap": 30.0, "logits_soft_cap": 20.0},
     {"tied_embeddings": False, "attention_bias": True, "hidden_act": "gelu", "rope_dim": 8, "vocab_size": 256},
+    {"architecture": "starcoder2", "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+    {"architecture": "qwen3", "layer_windows": (3, None)},
+    {"architecture": "ministral3", "growth": PositionScale(beta=0.1, length=4)},
 ]
 
 
 def record_steps(dtype: str, changes: dict[str, Any], recorder: Recorder) -> None:
     """Load a model and record steps that between them use everything the backend can do."""
-    source = random_source(variant(**changes))
-    c = source.config
+    growth = changes.get("growth")
+    c = variant(**{name: value for name, value in changes.items() if name != "growth"})
+    if growth is not None:
+        c = MinistralConfig(**{field.name: getattr(c, field.name) for field in fields(c)}, query_growth=growth)
+    source = random_source(c)
     torch_backend = TorchBackend(c, device="cpu", dtype=dtype)
     torch_backend.allocate_kv_cache(
         KVCacheLayout.full(num_layers=2, num_blocks=60, block_size=4, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim)
@@ -167,7 +175,7 @@ def record_steps(dtype: str, changes: dict[str, Any], recorder: Recorder) -> Non
     step.slot_mapping[0, -1] = -1
     with recorder:
         torch_backend.run(prefill, draws)
-        out = torch_backend.run(step, draws, [(3, 0), (4, 2)])
+        out = torch_backend.run(step, draws, [(3, 0), (4, 2)], [1, 0])
     assert None not in out.tokens
     assert None not in out.row_logprobs
 

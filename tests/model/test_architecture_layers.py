@@ -12,7 +12,7 @@ from architecture_cases import CASES, SHAPE, VOCAB, Case
 
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import RopeScaling
-from octavo.kernels.base import Backend, KVCacheLayout
+from octavo.kernels.base import Backend, KVCacheLayout, ModelInput
 from octavo.kernels.native.backend import NativeBackend
 from octavo.kernels.torch.backend import TorchBackend
 from octavo.model.decoder import load
@@ -41,6 +41,8 @@ def hidden(backend: Backend, source: DummyWeights, case: Case, sizes: tuple[int,
             num_layers=c.num_layers, num_blocks=8, block_size=16, num_kv_heads=c.num_kv_heads, head_dim=c.head_dim
         )
     )
+    first = make_step([(0, TOKENS[: sizes[0]])], [[3, 1, 5, 2]], 16)
+    assert backend.run(without_rows(first), []).tokens == []  # as a chunk does that ends before the last token
     for size in sizes:
         step = make_step([(start, TOKENS[start : start + size])], [[3, 1, 5, 2]], 16, target_rows=range(size - 1))
         order = [size - 1, *range(size - 1)] if size > 1 else [0]
@@ -50,6 +52,18 @@ def hidden(backend: Backend, source: DummyWeights, case: Case, sizes: tuple[int,
         start += size
     backend.close()
     return np.concatenate(found)
+
+
+def without_rows(step: ModelInput) -> ModelInput:
+    return ModelInput.of(
+        token_ids=step.token_ids,
+        positions=step.positions,
+        slot_mapping=step.slot_mapping,
+        logit_rows=(),
+        query_starts=step.query_starts,
+        context_lens=step.context_lens,
+        block_tables=list(step.block_tables),
+    )
 
 
 @pytest.mark.parametrize("encoding", ["F32", "Q4_1"])
@@ -100,6 +114,12 @@ def test_what_changes_the_arithmetic_and_is_not_understood_is_named(
 ) -> None:
     with pytest.raises(ModelFileError, match=message):
         dummy(tmp_path, config_json(CASES[name], **changes))
+
+
+def test_yarn_reaches_beyond_the_context_that_the_file_says(tmp_path: Path) -> None:
+    """Qwen2.5's cards say to add the scaling and leave max_position_embeddings as it is."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert dummy(tmp_path, config_json(CASES["qwen2"], rope_scaling=scaling)).config.max_position == 1024
 
 
 def test_the_config_of_gemma_3_4b_leaves_out_what_is_the_same_in_its_family(tmp_path: Path) -> None:

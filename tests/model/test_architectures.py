@@ -263,8 +263,8 @@ def test_served_from_gguf_the_schedule_changes_no_token(name: str, tmp_path: Pat
     rng = np.random.default_rng(4)
     head = rng.integers(0, VOCAB, 21).tolist()
     longest = case.context or 96
-    prompts = [(head + rng.integers(0, VOCAB, n).tolist())[: longest - 14] for n in (1, 3, 17, 30, 50, 9)]
-    params = SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True, logprobs=2)
+    prompts = [(head + rng.integers(0, VOCAB, n).tolist())[: longest - 40] for n in (1, 3, 17, 30, 50, 9)]
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=38, ignore_eos=True, logprobs=2)
 
     def answers(llm: LLM, asked: list[list[list[int]]]) -> list[Any]:
         found = [request for prompts in asked for request in llm.generate(prompts, params, n=2)]
@@ -274,11 +274,14 @@ def test_served_from_gguf_the_schedule_changes_no_token(name: str, tmp_path: Pat
         alone = answers(llm, [[prompt] for prompt in prompts])
     tight = EngineConfig(
         model=str(tmp_path / "model.gguf"), max_model_len=longest, chunking="fixed", chunk_size=16, max_num_seqs=6,
-        kv_cache_memory=llm_bytes(tmp_path / "model.gguf", 14),
+        kv_cache_memory=llm_bytes(tmp_path / "model.gguf", 9),
     )  # fmt: skip
     with LLM(config=tight) as llm:
         assert answers(llm, [prompts]) == alone
         assert answers(llm, [prompts]) == alone
+        assert llm.engine.tracer.metrics.preemptions > 0
+        hits = [llm.generate([prompt], params)[0].completions[0].usage for prompt in prompts]
+        assert max(usage.cached_tokens for usage in hits if usage is not None) > 0
 
 
 def llm_bytes(file: Path, num_blocks: int) -> int:

@@ -98,10 +98,11 @@ class HFFields(ConfigValues):
         return self.whole("head_dim", MAX_HEAD_DIM, default=max(1, self.whole("hidden_size", MAX_WIDTH) // num_heads))
 
     def max_position(self, table: RopeTable) -> int:
-        """Tokens of context. Dynamic scaling reaches beyond what the file says, by its factor."""
-        said = self.whole("max_position_embeddings", MAX_CONTEXT, default=2048)
-        scaling = table.scaling
-        return min(int(said * scaling.factor), MAX_CONTEXT) if scaling and scaling.kind == "dynamic" else said
+        """Tokens of context. Dynamic scaling and YaRN reach beyond what the file may say, by their factor."""
+        said, scaling = self.whole("max_position_embeddings", MAX_CONTEXT, default=2048), table.scaling
+        reaches = scaling is not None and scaling.kind in ("dynamic", "yarn")
+        stretched = scaling.original_context * scaling.factor if scaling is not None and reaches else 0.0
+        return int(min(max(said, stretched), MAX_CONTEXT))
 
     def sliding_layers(self, default: Callable[[int], bool]) -> tuple[bool, ...]:
         """Which layers look through a window: ``layer_types`` says, else ``default`` of the layer's number."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFileError
 from octavo.core.model_config import RopeScaling, RopeTable
+from octavo.kernels.base import PositionScale
 
 Doubles = NDArray[np.float64]
 
@@ -75,6 +76,12 @@ def rotation_table(table: RopeTable, num_positions: int) -> tuple[NDArray[np.flo
     angles = np.outer(np.arange(num_positions, dtype=np.float64), inverse_frequencies(table))
     factor = attention_factor(table)
     return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+
+
+def position_factors(scale: PositionScale, positions: NDArray[np.int32]) -> NDArray[np.float32]:
+    """What queries at these positions [T] are multiplied by, [T]."""
+    steps = (positions.astype(np.int64) + scale.shift) // scale.length
+    return (1.0 + scale.beta * np.log1p(steps.astype(np.float64))).astype(np.float32)
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:

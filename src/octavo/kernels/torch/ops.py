@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.core.cache_group import CacheGroup
 from octavo.core.model_config import RopeTable
 from octavo.kernels.base import Activation, KVCacheLayout, ModelInput, PositionScale
-from octavo.kernels.reference.rope import rotation_table
+from octavo.kernels.reference.rope import position_factors, rotation_table
 from octavo.kernels.torch.attention import Group, attend, plan_groups
 from octavo.kernels.torch.experts import ExpertOps
 
@@ -74,14 +74,14 @@ class TorchOps(ExpertOps):
         self._rotation_rows: dict[RopeTable, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @staticmethod
-    def _to(array: NDArray[np.int32] | NDArray[np.int64], device: str) -> torch.Tensor:
+    def _to(array: NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float32], device: str) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
     def embedding(self, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         return table.index_select(0, token_ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, num_heads: int = 1) -> torch.Tensor:
-        wide = x.float().view(len(x), num_heads, -1)
+        wide = x.float().view(len(x), num_heads, x.shape[-1] // num_heads)  # there may be no rows: -1 could be anything
         mean_square = (wide * wide).mean(dim=-1, keepdim=True)
         return (wide * torch.rsqrt(mean_square + eps) * weight).view_as(x).to(x.dtype)
 
@@ -113,8 +113,9 @@ class TorchOps(ExpertOps):
         return self._rotation_rows[table]
 
     def scale_by_position(self, x: torch.Tensor, positions: torch.Tensor, scale: PositionScale) -> torch.Tensor:
-        steps = torch.div(positions + scale.shift, scale.length, rounding_mode="floor").float()
-        return (x.float() * (1.0 + scale.beta * (1.0 + steps).log()).unsqueeze(1)).to(x.dtype)
+        assert positions is self.positions, "scale_by_position takes the step's positions"
+        factors = self._to(position_factors(scale, self._step.positions), self._device)
+        return (x.float() * factors.unsqueeze(1)).to(x.dtype)
 
     def write_kv(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         for cache, rows in zip(self._planes[layer], (k, v), strict=True):
