@@ -44,8 +44,12 @@ struct GroupWalk {
     PackedGroup at;
     const uint8_t* next;
 
-    explicit GroupWalk(const uint8_t* panel) : at{panel, panel}, next(panel) {}
-    // To group g, which is the first one or follows the last one.
+    // first: the group that move_to is called with first, a multiple of eight.
+    explicit GroupWalk(const uint8_t* panel, int first = 0)
+        : at{panel, panel},
+          next(panel + (Format::kTwoLevel ? octavo::header_offset(Format::kLayout, static_cast<size_t>(first))
+                                          : octavo::group_offset(Format::kLayout, static_cast<size_t>(first)))) {}
+    // To group g, which follows the last one.
     void move_to(int g) {
         if (Format::kTwoLevel && g % octavo::kHeaderGroups == 0) {
             at.header = next;
@@ -63,6 +67,15 @@ inline PackedGroup group_at(const uint8_t* panel, int g) {
     return {panel + octavo::header_offset(IntFormat<Kind>::kLayout, group),
             panel + octavo::group_offset(IntFormat<Kind>::kLayout, group)};
 }
+
+// Whether many rows read the integers from room where some groups have been widened to bytes, [group][8][16][4]: taking
+// planes apart costs more than the product of a few rows.
+template <octavo::WeightKind Kind>
+constexpr bool widens_for_many() {
+    const octavo::IntLayout l = IntFormat<Kind>::kLayout;
+    return l.high_bits > 0 || l.low_bits == 2 || l.codebook;
+}
+constexpr int kWideGroups = 16;  // at a time: 8 KB, which stay in L1
 
 // Scale of a part of a group, and its minimum.
 template <octavo::WeightKind Kind>
