@@ -174,18 +174,12 @@ inline __m256 half_minimum(PackedGroup p, int part, int half) {
                          eight_sub_scales(p.group + (Format::kParts + part) * kLanes + half * 8));
 }
 
-// Groups [first, end) whose integers have been widened; the sums of those before are in the result.
-struct WideGroups {
-    int first, end;
-    const uint8_t* room;  // [group][8][16][4]
-};
-
 // Fetch: nobody has read the panel yet, and the hardware's prefetcher stops at every page.
 template <WeightKind Kind, int R, int H, bool Fetch, bool Widened = false>
-void int_tile(const LinearTask& t, int row, int panel, int half, const WideGroups& wide = {}) {
+void int_tile(const LinearTask& t, int row, int panel, int half, const WideGroups<Kind>* wide = nullptr) {
     using Format = IntFormat<Kind>;
     constexpr int kParts = Format::kParts;
-    const int groups = t.w->cols / kGroup, first = Widened ? wide.first : 0, end = Widened ? wide.end : groups;
+    const int groups = t.w->cols / kGroup, first = Widened ? wide->first : 0, end = Widened ? wide->end : groups;
     GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, first);
     float* out = t.out + (row - t.row_begin) * t.out_stride + (panel - t.panel_begin) * kLanes + half * 8;
     IntRow rows[R];
@@ -207,10 +201,11 @@ void int_tile(const LinearTask& t, int row, int panel, int half, const WideGroup
             if constexpr (Format::kPlain)
                 GroupSums<Format::kNibbles, R, H>::run(w.integers() + half * 32, x, g * kGroup, products);
             else
-                part_sums<Kind, Part, R, H, Widened>(Widened ? wide.room + (g - first) * kGroup * kLanes : w.integers(),
-                                                     x, g * kGroup, half, products);
+                part_sums<Kind, Part, R, H, Widened>(Widened ? wide->integers[g - first] : w.integers(), x, g * kGroup,
+                                                     half, products);
             for (int h = 0; h < H; ++h) {
-                const __m256 d = half_scale<Kind>(w.at, Part, half + h);
+                const __m256 d = Widened ? _mm256_loadu_ps(wide->scales[g - first][Part] + (half + h) * 8)
+                                         : half_scale<Kind>(w.at, Part, half + h);
                 for (int r = 0; r < R; ++r) {
                     if (Format::kZero)
                         products[r][h] = _mm256_sub_epi32(
@@ -224,7 +219,8 @@ void int_tile(const LinearTask& t, int row, int panel, int half, const WideGroup
         if constexpr (Format::kHasOffset) {
             for (int part = 0; part < kParts; ++part) {
                 for (int h = 0; h < H; ++h) {
-                    const __m256 m = half_minimum<Kind>(w.at, part, half + h);
+                    const __m256 m = Widened ? _mm256_loadu_ps(wide->minima[g - first][part] + (half + h) * 8)
+                                             : half_minimum<Kind>(w.at, part, half + h);
                     for (int r = 0; r < R; ++r)
                         acc[r][h] = _mm256_fmadd_ps(_mm256_set1_ps(rows[r].part_sum(kParts, part, g)), m, acc[r][h]);
                 }
@@ -237,26 +233,27 @@ void int_tile(const LinearTask& t, int row, int panel, int half, const WideGroup
 
 template <WeightKind Kind>
 void many_rows(const LinearTask& t, int panel) {
-    alignas(64) uint8_t room[kWideGroups * kGroup * kLanes];
+    WideGroups<Kind> wide;
     const int groups = t.w->cols / kGroup;
-    for (int first = 0; first < groups; first += kWideGroups) {
-        const WideGroups wide{first, first + kWideGroups < groups ? first + kWideGroups : groups, room};
-        GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, first);
-        uint8_t* to = room;
-        for (int g = first; g < wide.end; ++g, to += kGroup * kLanes) {
+    for (wide.first = 0; wide.first < groups; wide.first += kWideGroups) {
+        wide.end = wide.first + kWideGroups < groups ? wide.first + kWideGroups : groups;
+        GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, wide.first);
+        for (int g = wide.first; g < wide.end; ++g) {
             w.move_to(g);
             for (int line = 0; line < IntFormat<Kind>::kGroupBytes; line += 64)
                 _mm_prefetch(reinterpret_cast<const char*>(w.at.group + kPrefetchBytes + line), _MM_HINT_T0);
+            uint8_t* to = wide.integers[g - wide.first];
             unrolled<8>([&]<int I>() {
                 for (int half = 0; half < 2; ++half)
                     _mm256_store_si256(reinterpret_cast<__m256i*>(to + I * 64 + half * 32),
                                        step_bytes<Kind, I>(w.integers(), half));
             });
+            wide.widen_scales(w.at, g);
         }
         int row = t.row_begin;
         for (; row + 4 <= t.row_end; row += 4)
-            for (int half = 0; half < 2; ++half) int_tile<Kind, 4, 1, false, true>(t, row, panel, half, wide);
-        for (; row < t.row_end; ++row) int_tile<Kind, 1, 2, false, true>(t, row, panel, 0, wide);
+            for (int half = 0; half < 2; ++half) int_tile<Kind, 4, 1, false, true>(t, row, panel, half, &wide);
+        for (; row < t.row_end; ++row) int_tile<Kind, 1, 2, false, true>(t, row, panel, 0, &wide);
     }
 }
 

@@ -76,17 +76,11 @@ inline void half_sums(const uint8_t* w, const IntRow (&rows)[R], int g, __m512i 
     });
 }
 
-// Groups [first, end) whose integers have been widened; the sums of those before are in the result.
-struct WideGroups {
-    int first, end;
-    const uint8_t* room;  // [group][8][16][4], unsigned
-};
-
 // Fetch: nobody has read the panel yet.
 template <WeightKind Kind, int R, bool Fetch, bool Widened = false>
-void int_tile(const LinearTask& t, int row, int panel, const WideGroups& wide = {}) {
+void int_tile(const LinearTask& t, int row, int panel, const WideGroups<Kind>* wide = nullptr) {
     using Format = IntFormat<Kind>;
-    const int groups = t.w->cols / kGroup, first = Widened ? wide.first : 0, end = Widened ? wide.end : groups;
+    const int groups = t.w->cols / kGroup, first = Widened ? wide->first : 0, end = Widened ? wide->end : groups;
     GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, first);
     float* out = t.out + (row - t.row_begin) * t.out_stride + (panel - t.panel_begin) * kLanes;
     IntRow rows[R];
@@ -110,19 +104,18 @@ void int_tile(const LinearTask& t, int row, int panel, const WideGroups& wide = 
             }
             group_sums<Format::kNibbles, R>(w.integers(), x, g * kGroup, total, g, lower);
         } else {
-            half_sums<Kind, R, Widened>(Widened ? wide.room + (g - first) * kGroup * kLanes : w.integers(), rows, g,
-                                        lower, upper);
+            half_sums<Kind, R, Widened>(Widened ? wide->integers[g - first] : w.integers(), rows, g, lower, upper);
         }
         if (!Format::kPlain && Format::kParts == 1)
             for (int r = 0; r < R; ++r) lower[r] = _mm512_add_epi32(lower[r], upper[r]);
-        const Vec d = scale_of<Kind>(w.at, 0);
+        const Vec d = Widened ? load(wide->scales[g - first][0]) : scale_of<Kind>(w.at, 0);
         for (int r = 0; r < R; ++r) acc[r] = fma(mul(to_float(lower[r]), set1(rows[r].scale[g])), d, acc[r]);
         if constexpr (Format::kParts == 2) {
-            const Vec d_upper = scale_of<Kind>(w.at, 1);
+            const Vec d_upper = Widened ? load(wide->scales[g - first][1]) : scale_of<Kind>(w.at, 1);
             for (int r = 0; r < R; ++r) acc[r] = fma(mul(to_float(upper[r]), set1(rows[r].scale[g])), d_upper, acc[r]);
         }
         for (int part = 0; Format::kHasOffset && part < Format::kParts; ++part) {
-            const Vec m = minimum_of<Kind>(w.at, part);
+            const Vec m = Widened ? load(wide->minima[g - first][part]) : minimum_of<Kind>(w.at, part);
             for (int r = 0; r < R; ++r) acc[r] = fma(set1(rows[r].part_sum(Format::kParts, part, g)), m, acc[r]);
         }
     }
@@ -131,22 +124,23 @@ void int_tile(const LinearTask& t, int row, int panel, const WideGroups& wide = 
 
 template <WeightKind Kind>
 void many_rows(const LinearTask& t, int panel) {
-    alignas(64) uint8_t room[kWideGroups * kGroup * kLanes];
+    WideGroups<Kind> wide;
     const int groups = t.w->cols / kGroup;
-    for (int first = 0; first < groups; first += kWideGroups) {
-        const WideGroups wide{first, first + kWideGroups < groups ? first + kWideGroups : groups, room};
-        GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, first);
-        uint8_t* to = room;
-        for (int g = first; g < wide.end; ++g, to += kGroup * kLanes) {
+    for (wide.first = 0; wide.first < groups; wide.first += kWideGroups) {
+        wide.end = wide.first + kWideGroups < groups ? wide.first + kWideGroups : groups;
+        GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, wide.first);
+        for (int g = wide.first; g < wide.end; ++g) {
             w.move_to(g);
             for (int line = 0; line < IntFormat<Kind>::kGroupBytes; line += 64)
                 _mm_prefetch(reinterpret_cast<const char*>(w.at.group + kPrefetchBytes + line), _MM_HINT_T0);
+            uint8_t* to = wide.integers[g - wide.first];
             steps<8>([&]<int I>() { _mm512_storeu_si512(to + I * 64, unsigned_bytes<Kind, I>(w.integers())); });
+            wide.widen_scales(w.at, g);
         }
         int row = t.row_begin;
-        for (; row + 8 <= t.row_end; row += 8) int_tile<Kind, 8, false, true>(t, row, panel, wide);
-        for (; row + 2 <= t.row_end; row += 2) int_tile<Kind, 2, false, true>(t, row, panel, wide);
-        if (row < t.row_end) int_tile<Kind, 1, false, true>(t, row, panel, wide);
+        for (; row + 8 <= t.row_end; row += 8) int_tile<Kind, 8, false, true>(t, row, panel, &wide);
+        for (; row + 2 <= t.row_end; row += 2) int_tile<Kind, 2, false, true>(t, row, panel, &wide);
+        if (row < t.row_end) int_tile<Kind, 1, false, true>(t, row, panel, &wide);
     }
 }
 
