@@ -16,6 +16,7 @@ using octavo::WeightKind;
 
 // How far ahead few rows fetch their weights; 1 to 8 KB measured alike, none costs 40 % (Zen 1, from DRAM).
 constexpr int kPrefetchBytes = 2048;
+constexpr int kManyRows = 8;  // from which on widening was measured to be faster
 
 inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 // Keeps a sum in its register: GCC would reorder exact sums into trees and spill all their leaves.
@@ -113,7 +114,7 @@ inline void unrolled(const F& f) {
 
 // Exact sums of a part of one group for R rows and H halves, of the integers as stored. Unsigned ones add up in 16 bits
 // for as many steps as fit: 8 of 4 bits and less, 4 of 5 bits (31 * 127 * 2 * 4 = 31496), 2 of 6 bits.
-template <WeightKind Kind, int Part, int R, int H>
+template <WeightKind Kind, int Part, int R, int H, bool Widened>
 inline void part_sums(const uint8_t* w, const int8_t* const* x, int k, int half, __m256i (&out)[R][H]) {
     using Format = IntFormat<Kind>;
     constexpr int kSteps = 8 / Format::kParts, kBits = Format::kLayout.low_bits + Format::kLayout.high_bits;
@@ -126,7 +127,8 @@ inline void part_sums(const uint8_t* w, const int8_t* const* x, int k, int half,
             constexpr int kStep = Part * kSteps + Run * kFit + J;
             __m256i bytes[H], magnitudes[H];
             for (int h = 0; h < H; ++h) {
-                bytes[h] = step_bytes<Kind, kStep>(w, half + h);
+                bytes[h] =
+                    Widened ? load_bytes(w + kStep * 64 + (half + h) * 32) : step_bytes<Kind, kStep>(w, half + h);
                 if (kSigned) magnitudes[h] = _mm256_abs_epi8(bytes[h]);
             }
             for (int r = 0; r < R; ++r) {
@@ -173,21 +175,23 @@ inline __m256 half_minimum(PackedGroup p, int part, int half) {
 }
 
 // Fetch: nobody has read the panel yet, and the hardware's prefetcher stops at every page.
-template <WeightKind Kind, int R, int H, bool Fetch>
-void int_tile(const LinearTask& t, int row, int panel, int half) {
+template <WeightKind Kind, int R, int H, bool Fetch, bool Widened = false>
+void int_tile(const LinearTask& t, int row, int panel, int half, const WideGroups<Kind>* wide = nullptr) {
     using Format = IntFormat<Kind>;
     constexpr int kParts = Format::kParts;
-    const int groups = t.w->cols / kGroup;
-    GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride);
+    const int groups = t.w->cols / kGroup, first = Widened ? wide->first : 0, end = Widened ? wide->end : groups;
+    GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, first);
+    float* out = t.out + (row - t.row_begin) * t.out_stride + (panel - t.panel_begin) * kLanes + half * 8;
     IntRow rows[R];
     const int8_t* x[R];
     __m256 acc[R][H];
     for (int r = 0; r < R; ++r) {
         rows[r] = IntRow(t.q, row + r, groups);
         x[r] = rows[r].q;
-        for (int h = 0; h < H; ++h) acc[r][h] = _mm256_setzero_ps();
+        for (int h = 0; h < H; ++h)
+            acc[r][h] = Widened && first ? _mm256_loadu_ps(out + r * t.out_stride + h * 8) : _mm256_setzero_ps();
     }
-    for (int g = 0; g < groups; ++g) {
+    for (int g = first; g < end; ++g) {
         w.move_to(g);
         if (Fetch)
             for (int line = 0; line < Format::kGroupBytes; line += 64)
@@ -197,9 +201,11 @@ void int_tile(const LinearTask& t, int row, int panel, int half) {
             if constexpr (Format::kPlain)
                 GroupSums<Format::kNibbles, R, H>::run(w.integers() + half * 32, x, g * kGroup, products);
             else
-                part_sums<Kind, Part, R, H>(w.integers(), x, g * kGroup, half, products);
+                part_sums<Kind, Part, R, H, Widened>(Widened ? wide->integers[g - first] : w.integers(), x, g * kGroup,
+                                                     half, products);
             for (int h = 0; h < H; ++h) {
-                const __m256 d = half_scale<Kind>(w.at, Part, half + h);
+                const __m256 d = Widened ? _mm256_loadu_ps(wide->scales[g - first][Part] + (half + h) * 8)
+                                         : half_scale<Kind>(w.at, Part, half + h);
                 for (int r = 0; r < R; ++r) {
                     if (Format::kZero)
                         products[r][h] = _mm256_sub_epi32(
@@ -213,16 +219,41 @@ void int_tile(const LinearTask& t, int row, int panel, int half) {
         if constexpr (Format::kHasOffset) {
             for (int part = 0; part < kParts; ++part) {
                 for (int h = 0; h < H; ++h) {
-                    const __m256 m = half_minimum<Kind>(w.at, part, half + h);
+                    const __m256 m = Widened ? _mm256_loadu_ps(wide->minima[g - first][part] + (half + h) * 8)
+                                             : half_minimum<Kind>(w.at, part, half + h);
                     for (int r = 0; r < R; ++r)
                         acc[r][h] = _mm256_fmadd_ps(_mm256_set1_ps(rows[r].part_sum(kParts, part, g)), m, acc[r][h]);
                 }
             }
         }
     }
-    for (int r = 0; r < R; ++r) {
-        float* out = t.out + (row + r - t.row_begin) * t.out_stride + (panel - t.panel_begin) * kLanes + half * 8;
-        for (int h = 0; h < H; ++h) _mm256_storeu_ps(out + h * 8, acc[r][h]);
+    for (int r = 0; r < R; ++r)
+        for (int h = 0; h < H; ++h) _mm256_storeu_ps(out + r * t.out_stride + h * 8, acc[r][h]);
+}
+
+template <WeightKind Kind>
+void many_rows(const LinearTask& t, int panel) {
+    WideGroups<Kind> wide;
+    const int groups = t.w->cols / kGroup;
+    for (wide.first = 0; wide.first < groups; wide.first += kWideGroups) {
+        wide.end = wide.first + kWideGroups < groups ? wide.first + kWideGroups : groups;
+        GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, wide.first);
+        for (int g = wide.first; g < wide.end; ++g) {
+            w.move_to(g);
+            for (int line = 0; line < IntFormat<Kind>::kGroupBytes; line += 64)
+                _mm_prefetch(reinterpret_cast<const char*>(w.at.group + kPrefetchBytes + line), _MM_HINT_T0);
+            uint8_t* to = wide.integers[g - wide.first];
+            unrolled<8>([&]<int I>() {
+                for (int half = 0; half < 2; ++half)
+                    _mm256_store_si256(reinterpret_cast<__m256i*>(to + I * 64 + half * 32),
+                                       step_bytes<Kind, I>(w.integers(), half));
+            });
+            wide.widen_scales(w.at, g);
+        }
+        int row = t.row_begin;
+        for (; row + 4 <= t.row_end; row += 4)
+            for (int half = 0; half < 2; ++half) int_tile<Kind, 4, 1, false, true>(t, row, panel, half, &wide);
+        for (; row < t.row_end; ++row) int_tile<Kind, 1, 2, false, true>(t, row, panel, 0, &wide);
     }
 }
 
@@ -230,6 +261,12 @@ void int_tile(const LinearTask& t, int row, int panel, int half) {
 template <WeightKind Kind>
 void linear_int(const LinearTask& t) {
     for (int panel = t.panel_begin; panel < t.panel_end; ++panel) {
+        if constexpr (widens_for_many<Kind>()) {
+            if (t.row_end - t.row_begin >= kManyRows) {
+                many_rows<Kind>(t, panel);
+                continue;
+            }
+        }
         int row = t.row_begin;
         for (; row + 4 <= t.row_end; row += 4) {
             row == t.row_begin ? int_tile<Kind, 4, 1, true>(t, row, panel, 0)

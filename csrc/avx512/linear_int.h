@@ -13,6 +13,7 @@ using octavo::LinearTask;
 using octavo::WeightKind;
 
 constexpr int kPrefetchBytes = 4096;  // a panel or so ahead: the hardware's prefetcher stops at every page
+constexpr int kManyRows = 32;         // from which on widening was measured to be faster
 
 inline __m512i load_bytes(const void* p) { return _mm512_loadu_si512(p); }
 inline __m512i broadcast4(const int8_t* p) {
@@ -51,7 +52,7 @@ inline void group_sums(const uint8_t* w, const int8_t* const* x, int k, const in
 }
 
 // Exact sums of both halves of a group for R rows, zero points taken off.
-template <WeightKind Kind, int R>
+template <WeightKind Kind, int R, bool Widened>
 inline void half_sums(const uint8_t* w, const IntRow (&rows)[R], int g, __m512i (&lower)[R], __m512i (&upper)[R]) {
     using Format = IntFormat<Kind>;
     constexpr int kZero = unsigned_zero<Kind>();
@@ -65,7 +66,8 @@ inline void half_sums(const uint8_t* w, const IntRow (&rows)[R], int g, __m512i 
         }
     }
     steps<4>([&]<int I>() {
-        const __m512i first = unsigned_bytes<Kind, I>(w), second = unsigned_bytes<Kind, I + 4>(w);
+        const __m512i first = Widened ? load_bytes(w + I * 64) : unsigned_bytes<Kind, I>(w);
+        const __m512i second = Widened ? load_bytes(w + (I + 4) * 64) : unsigned_bytes<Kind, I + 4>(w);
         for (int r = 0; r < R; ++r) {
             const int8_t* x = rows[r].q + g * kGroup + 4 * I;
             lower[r] = _mm512_dpbusd_epi32(lower[r], first, broadcast4(x));
@@ -75,18 +77,19 @@ inline void half_sums(const uint8_t* w, const IntRow (&rows)[R], int g, __m512i 
 }
 
 // Fetch: nobody has read the panel yet.
-template <WeightKind Kind, int R, bool Fetch>
-void int_tile(const LinearTask& t, int row, int panel) {
+template <WeightKind Kind, int R, bool Fetch, bool Widened = false>
+void int_tile(const LinearTask& t, int row, int panel, const WideGroups<Kind>* wide = nullptr) {
     using Format = IntFormat<Kind>;
-    const int groups = t.w->cols / kGroup;
-    GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride);
+    const int groups = t.w->cols / kGroup, first = Widened ? wide->first : 0, end = Widened ? wide->end : groups;
+    GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, first);
+    float* out = t.out + (row - t.row_begin) * t.out_stride + (panel - t.panel_begin) * kLanes;
     IntRow rows[R];
     Vec acc[R];
     for (int r = 0; r < R; ++r) {
         rows[r] = IntRow(t.q, row + r, groups);
-        acc[r] = zero();
+        acc[r] = Widened && first ? load(out + r * t.out_stride) : zero();
     }
-    for (int g = 0; g < groups; ++g) {
+    for (int g = first; g < end; ++g) {
         w.move_to(g);
         if (Fetch)
             for (int line = 0; line < Format::kGroupBytes; line += 64)
@@ -101,28 +104,55 @@ void int_tile(const LinearTask& t, int row, int panel) {
             }
             group_sums<Format::kNibbles, R>(w.integers(), x, g * kGroup, total, g, lower);
         } else {
-            half_sums<Kind, R>(w.integers(), rows, g, lower, upper);
+            half_sums<Kind, R, Widened>(Widened ? wide->integers[g - first] : w.integers(), rows, g, lower, upper);
         }
         if (!Format::kPlain && Format::kParts == 1)
             for (int r = 0; r < R; ++r) lower[r] = _mm512_add_epi32(lower[r], upper[r]);
-        const Vec d = scale_of<Kind>(w.at, 0);
+        const Vec d = Widened ? load(wide->scales[g - first][0]) : scale_of<Kind>(w.at, 0);
         for (int r = 0; r < R; ++r) acc[r] = fma(mul(to_float(lower[r]), set1(rows[r].scale[g])), d, acc[r]);
         if constexpr (Format::kParts == 2) {
-            const Vec d_upper = scale_of<Kind>(w.at, 1);
+            const Vec d_upper = Widened ? load(wide->scales[g - first][1]) : scale_of<Kind>(w.at, 1);
             for (int r = 0; r < R; ++r) acc[r] = fma(mul(to_float(upper[r]), set1(rows[r].scale[g])), d_upper, acc[r]);
         }
         for (int part = 0; Format::kHasOffset && part < Format::kParts; ++part) {
-            const Vec m = minimum_of<Kind>(w.at, part);
+            const Vec m = Widened ? load(wide->minima[g - first][part]) : minimum_of<Kind>(w.at, part);
             for (int r = 0; r < R; ++r) acc[r] = fma(set1(rows[r].part_sum(Format::kParts, part, g)), m, acc[r]);
         }
     }
-    for (int r = 0; r < R; ++r)
-        store(t.out + (row + r - t.row_begin) * t.out_stride + (panel - t.panel_begin) * kLanes, acc[r]);
+    for (int r = 0; r < R; ++r) store(out + r * t.out_stride, acc[r]);
+}
+
+template <WeightKind Kind>
+void many_rows(const LinearTask& t, int panel) {
+    WideGroups<Kind> wide;
+    const int groups = t.w->cols / kGroup;
+    for (wide.first = 0; wide.first < groups; wide.first += kWideGroups) {
+        wide.end = wide.first + kWideGroups < groups ? wide.first + kWideGroups : groups;
+        GroupWalk<Kind> w(t.w->data + panel * t.w->panel_stride, wide.first);
+        for (int g = wide.first; g < wide.end; ++g) {
+            w.move_to(g);
+            for (int line = 0; line < IntFormat<Kind>::kGroupBytes; line += 64)
+                _mm_prefetch(reinterpret_cast<const char*>(w.at.group + kPrefetchBytes + line), _MM_HINT_T0);
+            uint8_t* to = wide.integers[g - wide.first];
+            steps<8>([&]<int I>() { _mm512_storeu_si512(to + I * 64, unsigned_bytes<Kind, I>(w.integers())); });
+            wide.widen_scales(w.at, g);
+        }
+        int row = t.row_begin;
+        for (; row + 8 <= t.row_end; row += 8) int_tile<Kind, 8, false, true>(t, row, panel, &wide);
+        for (; row + 2 <= t.row_end; row += 2) int_tile<Kind, 2, false, true>(t, row, panel, &wide);
+        if (row < t.row_end) int_tile<Kind, 1, false, true>(t, row, panel, &wide);
+    }
 }
 
 template <WeightKind Kind>
 void linear_int(const LinearTask& t) {
     for (int panel = t.panel_begin; panel < t.panel_end; ++panel) {
+        if constexpr (widens_for_many<Kind>()) {
+            if (t.row_end - t.row_begin >= kManyRows) {
+                many_rows<Kind>(t, panel);
+                continue;
+            }
+        }
         int row = t.row_begin;
         for (; row + 8 <= t.row_end; row += 8)  // 28 of 32 registers
             row == t.row_begin ? int_tile<Kind, 8, true>(t, row, panel) : int_tile<Kind, 8, false>(t, row, panel);

@@ -44,8 +44,12 @@ struct GroupWalk {
     PackedGroup at;
     const uint8_t* next;
 
-    explicit GroupWalk(const uint8_t* panel) : at{panel, panel}, next(panel) {}
-    // To group g, which is the first one or follows the last one.
+    // first: the group that move_to is called with first, a multiple of eight.
+    explicit GroupWalk(const uint8_t* panel, int first = 0)
+        : at{panel, panel},
+          next(panel + (Format::kTwoLevel ? octavo::header_offset(Format::kLayout, static_cast<size_t>(first))
+                                          : octavo::group_offset(Format::kLayout, static_cast<size_t>(first)))) {}
+    // To group g, which follows the last one.
     void move_to(int g) {
         if (Format::kTwoLevel && g % octavo::kHeaderGroups == 0) {
             at.header = next;
@@ -64,6 +68,15 @@ inline PackedGroup group_at(const uint8_t* panel, int g) {
             panel + octavo::group_offset(IntFormat<Kind>::kLayout, group)};
 }
 
+// Whether many rows read some groups from where they have been widened: integers to bytes [group][8][16][4], scales and
+// minima to floats [group][part][16]. Taking planes apart and multiplying two levels costs more than the product of a
+// few rows.
+template <octavo::WeightKind Kind>
+constexpr bool widens_for_many() {
+    return !IntFormat<Kind>::kPlain;
+}
+constexpr int kWideGroups = 16;  // at a time: 8 KB, which stay in L1
+
 // Scale of a part of a group, and its minimum.
 template <octavo::WeightKind Kind>
 inline Vec scale_of(PackedGroup p, int part) {
@@ -81,6 +94,23 @@ inline Vec minimum_of(PackedGroup p, int part) {
     const Vec sub = load_i8(reinterpret_cast<const int8_t*>(p.group) + (Format::kParts + part) * kLanes);
     return mul(load_f16(reinterpret_cast<const uint16_t*>(p.header) + kLanes), sub);
 }
+
+// Groups [first, end) of a panel, widened; the sums of those before are in the result.
+template <octavo::WeightKind Kind>
+struct WideGroups {
+    static constexpr int kParts = IntFormat<Kind>::kParts;
+
+    int first, end;
+    alignas(64) uint8_t integers[kWideGroups][octavo::kGroup * kLanes];
+    float scales[kWideGroups][kParts][kLanes], minima[kWideGroups][kParts][kLanes];
+
+    void widen_scales(PackedGroup from, int g) {
+        for (int part = 0; part < kParts; ++part) {
+            store(scales[g - first][part], scale_of<Kind>(from, part));
+            if (IntFormat<Kind>::kHasOffset) store(minima[g - first][part], minimum_of<Kind>(from, part));
+        }
+    }
+};
 
 // The activations of one row.
 struct IntRow {
