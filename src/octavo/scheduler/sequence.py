@@ -22,28 +22,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_step",
-        "awaiting",
-        "cached_tokens",
-        "draw_rule",
-        "draws",
-        "held_up_since_s",
-        "longest",
-        "min_tokens",
-        "next_prompt_logprob",
-        "num_computed",
-        "num_drafted",
-        "num_preemptions",
-        "prepaid",
-        "prompt_len",
-        "rank",
-        "request",
-        "request_id",
-        "sampling",
-        "stop_token_ids",
-        "table",
-        "tokens",
-    )
+        "admitted_step", "awaiting", "cached_tokens", "draw_rule", "draws", "held_up_since_s", "longest",
+        "min_tokens", "next_prompt_logprob", "num_computed", "num_drafted", "num_preemptions", "prepaid",
+        "prompt_len", "rank", "request", "request_id", "sampling", "stop_token_ids", "table", "tokens",
+    )  # fmt: skip
 
     def __init__(self, request: Request) -> None:
         self.request = request
