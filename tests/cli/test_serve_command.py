@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,15 @@ def test_the_suggested_request_is_a_valid_shell_line_that_shows_no_key(
     assert body["messages"][0]["role"] == "user"
     assert "secret" not in line
     assert ("Authorization: Bearer $KEY" in words) == bool(server.api_key)
+
+
+def test_a_model_that_holds_no_chats_is_asked_for_a_completion(config: ResolvedConfig) -> None:
+    line = curl_line(replace(config, chat_template="missing"), ServerConfig(), "http://127.0.0.1:8000")
+    words = shlex.split(line)
+    assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/completions"]
+    assert json.loads(words[words.index("-d") + 1]) == {"model": "tiny", "prompt": "A hawk is"}
+    wished = replace(config, wish=replace(config.wish, chat_template="missing.jinja"), chat_template="missing.jinja")
+    assert "chat/completions" in curl_line(wished, ServerConfig(), "http://127.0.0.1:8000")
 
 
 def test_bytes_are_shown_in_the_unit_that_fits() -> None:

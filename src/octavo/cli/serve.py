@@ -93,11 +93,12 @@ def access(server: ServerConfig) -> str:
 
 
 def curl_line(config: ResolvedConfig, server: ServerConfig, url: str) -> str:
-    """A first request to paste into a shell."""
-    body = {
-        "model": server.served_model_name or config.model_name,
-        "messages": [{"role": "user", "content": "What is a hawk?"}],
-    }
+    """A first request to paste into a shell: of a chat if the model can hold one."""
+    body: dict[str, object] = {"model": server.served_model_name or config.model_name}
+    if config.serves_chat:
+        path, body["messages"] = "chat/completions", [{"role": "user", "content": "What is a hawk?"}]
+    else:
+        path, body["prompt"] = "completions", "A hawk is"
     key = ' -H "Authorization: Bearer $KEY"' if server.api_key else ""
     content_type = "-H 'Content-Type: application/json'"
-    return f"curl {url}/v1/chat/completions {content_type}{key} -d {shlex.quote(json.dumps(body))}"
+    return f"curl {url}/v1/{path} {content_type}{key} -d {shlex.quote(json.dumps(body))}"

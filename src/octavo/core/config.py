@@ -206,6 +206,11 @@ class ResolvedConfig:
     notes: tuple[str, ...] = ()  # what was decided and why, one line each
 
     @property
+    def serves_chat(self) -> bool:
+        """Whether there is a chat template that works."""
+        return self.wish.chat_template is not None or self.chat_template == "the model's own"
+
+    @property
     def num_blocks(self) -> int:
         """Of the first cache group, which keeps most."""
         return self.cache_groups[0][1]
