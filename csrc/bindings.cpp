@@ -409,6 +409,27 @@ void bind_program(nb::module_& m) {
 NB_MODULE(_native, m) {
     using namespace octavo;
     m.doc() = "octavo's CPU kernels: packed weights, paged KV cache, recorded programs, sampling.";
+    m.def(
+        "step_layout",
+        [](nb::handle ints_object, const Sizes& sizes) {
+            const Ints32 ints(ints_object);
+            const auto [num_tokens, num_rows, num_seqs, num_copies, num_groups] = sizes;
+            const Step step(ints.span(), num_tokens, num_rows, num_seqs, num_copies, num_groups);
+            std::vector<std::pair<std::string, size_t>> parts;
+            const std::pair<const char*, std::span<const int32_t>> taken[] = {
+                {"token_ids", step.token_ids},       {"positions", step.positions},
+                {"slot_mapping", step.slot_mapping}, {"logit_rows", step.logit_rows},
+                {"query_starts", step.query_starts}, {"context_lens", step.context_lens},
+                {"copies", step.copies},             {"block_tables", step.block_tables}};
+            size_t start = 0;
+            for (const auto& [name, part] : taken) {
+                if (part.data() != ints.span().data() + start) throw std::logic_error("a part is out of order");
+                parts.emplace_back(name, part.size());
+                start += part.size();
+            }
+            return parts;
+        },
+        "ints"_a, "sizes"_a, "The parts of a step as C++ takes them: names and lengths, one after the other.");
     m.def("available_isas", &available_isas, "Kernel tables that this CPU can run, best last.");
     m.attr("DRAW_BYTES") = sizeof(DrawParams);
     nb::class_<Latch>(m, "Latch", "Opened by the thread that has filled a step's masks.")

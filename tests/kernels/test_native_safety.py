@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from native_models import ISAS, allocate, backend, config, pinned_isa, random_llama
 from native_steps import Seq, advance, step_input
 
@@ -70,6 +72,18 @@ def test_a_hostile_step_is_refused_by_name(made: NativeBackend, field: str, spoi
     with pytest.raises(ValueError, match=message):
         made.run(hostile, GREEDY)
     assert made.run(step, GREEDY).tokens[0] is not None  # and the backend still works
+
+
+@settings(max_examples=50, deadline=None)
+@given(*[st.integers(1, 7)] * 3, st.integers(0, 3), st.integers(1, 4), st.integers(0, 5))
+def test_both_sides_take_a_step_apart_alike(
+    tokens: int, rows: int, seqs: int, copies: int, groups: int, width: int
+) -> None:
+    length = (2 + groups) * tokens + rows + 2 * seqs + 1 + 4 * copies + groups * seqs * width
+    step = ModelInput(array("i", range(length)), tokens, rows, seqs, copies, 0, groups)
+    assert _native.step_layout(step.ints, (tokens, rows, seqs, copies, groups)) == list(step.layout())
+    found = [getattr(step, name).reshape(-1).tolist() for name, _ in step.layout()]
+    assert sum(found, []) == list(range(length))
 
 
 @pytest.mark.parametrize("size", ["num_tokens", "num_rows", "num_seqs", "num_copies", "num_groups"])

@@ -206,55 +206,70 @@ class ModelInput:
     ) -> ModelInput:
         """Of the parts, each of the length that its property below names; slots and tables group by group."""
         starts, rows, tokens, seen = list(query_starts), list(logit_rows), list(token_ids), list(context_lens)
-        parts = (tokens, positions, slot_mapping, rows, starts, seen, *copies, *block_tables)
+        parts = (tokens, positions, slot_mapping, rows, starts, seen, *copies, *block_tables)  # in the layout's order
         ones = sum(end - start == 1 for start, end in pairwise(starts))
         ints = array("i", map(int, chain.from_iterable(parts)))
         return cls(ints, len(tokens), len(rows), len(seen), len(copies), ones, len(block_tables) // max(len(seen), 1))
 
+    def layout(self) -> tuple[tuple[str, int], ...]:
+        """The parts of ``ints`` in their order, and how many each has. csrc/step.cpp takes them so; a test compares."""
+        parts = (
+            ("token_ids", self.num_tokens),
+            ("positions", self.num_tokens),
+            ("slot_mapping", self.num_groups * self.num_tokens),
+            ("logit_rows", self.num_rows),
+            ("query_starts", self.num_seqs + 1),
+            ("context_lens", self.num_seqs),
+            ("copies", 4 * self.num_copies),
+        )
+        return (*parts, ("block_tables", len(self.ints) - sum(length for _, length in parts)))
+
     @property
     def token_ids(self) -> NDArray[np.int32]:
         """[T]"""
-        return self._part(0, self.num_tokens)
+        return self._part("token_ids")
 
     @property
     def positions(self) -> NDArray[np.int32]:
         """[T]"""
-        return self._part(self.num_tokens, self.num_tokens)
+        return self._part("positions")
 
     @property
     def slot_mapping(self) -> NDArray[np.int32]:
         """[G, T] block_id * block_size + offset; -1 writes nothing"""
-        return self._part(2 * self.num_tokens, self.num_groups * self.num_tokens).reshape(self.num_groups, -1)
+        return self._part("slot_mapping").reshape(self.num_groups, -1)
 
     @property
     def logit_rows(self) -> NDArray[np.int32]:
         """[R] indices into T: first the rows of draws, then those of prompt logprobs"""
-        return self._part((2 + self.num_groups) * self.num_tokens, self.num_rows)
+        return self._part("logit_rows")
 
     @property
     def query_starts(self) -> NDArray[np.int32]:
         """[S + 1] sequence s runs tokens [query_starts[s], query_starts[s + 1])"""
-        return self._part((2 + self.num_groups) * self.num_tokens + self.num_rows, self.num_seqs + 1)
+        return self._part("query_starts")
 
     @property
     def context_lens(self) -> NDArray[np.int32]:
         """[S] positions visible to the last query, itself included"""
-        start = (2 + self.num_groups) * self.num_tokens + self.num_rows + self.num_seqs + 1
-        return self._part(start, self.num_seqs)
+        return self._part("context_lens")
 
     @property
     def copies(self) -> NDArray[np.int32]:
         """[C, 4] (group, src block, dst block, num_tokens), before any KV write"""
-        start = (2 + self.num_groups) * self.num_tokens + self.num_rows + 2 * self.num_seqs + 1
-        return self._part(start, 4 * self.num_copies).reshape(-1, 4)
+        return self._part("copies").reshape(-1, 4)
 
     @property
     def block_tables(self) -> NDArray[np.int32]:
         """[G, S, B] padded with any ids; what a window group has given back is -1"""
-        fixed = (2 + self.num_groups) * self.num_tokens + 4 * self.num_copies + self.num_rows + 2 * self.num_seqs + 1
-        return self._part(fixed, len(self.ints) - fixed).reshape(self.num_groups, self.num_seqs, -1)
+        return self._part("block_tables").reshape(self.num_groups, self.num_seqs, -1)
 
-    def _part(self, start: int, length: int) -> NDArray[np.int32]:
+    def _part(self, name: str) -> NDArray[np.int32]:
+        start = 0
+        for part, length in self.layout():
+            if part == name:
+                break
+            start += length
         return np.frombuffer(self.ints, np.int32)[start : start + length]
 
 
