@@ -184,10 +184,13 @@ void int_tile(const LinearTask& t, int row, int panel, int half, const WideGroup
     float* out = t.out + (row - t.row_begin) * t.out_stride + (panel - t.panel_begin) * kLanes + half * 8;
     IntRow rows[R];
     const int8_t* x[R];
+    const float *scale[R], *sum[R];
     __m256 acc[R][H];
     for (int r = 0; r < R; ++r) {
         rows[r] = IntRow(t.q, row + r, groups);
         x[r] = rows[r].q;
+        scale[r] = rows[r].scale;
+        sum[r] = rows[r].sum;
         for (int h = 0; h < H; ++h)
             acc[r][h] = Widened && first ? _mm256_loadu_ps(out + r * t.out_stride + h * 8) : _mm256_setzero_ps();
     }
@@ -196,13 +199,25 @@ void int_tile(const LinearTask& t, int row, int panel, int half, const WideGroup
         if (Fetch)
             for (int line = 0; line < Format::kGroupBytes; line += 64)
                 _mm_prefetch(reinterpret_cast<const char*>(w.at.group + kPrefetchBytes + line), _MM_HINT_T0);
+        if constexpr (Format::kPlain) {
+            __m256i products[R][H];
+            GroupSums<Format::kNibbles, R, H>::run(w.integers() + half * 32, x, g * kGroup, products);
+            for (int h = 0; h < H; ++h) {
+                const __m256 d = half_scale<Kind>(w.at, 0, half + h);
+                const __m256 m = Format::kHasOffset ? half_minimum<Kind>(w.at, 0, half + h) : d;
+                for (int r = 0; r < R; ++r) {
+                    const __m256 scaled =
+                        _mm256_mul_ps(_mm256_cvtepi32_ps(products[r][h]), _mm256_set1_ps(scale[r][g]));
+                    acc[r][h] = _mm256_fmadd_ps(scaled, d, acc[r][h]);
+                    if (Format::kHasOffset) acc[r][h] = _mm256_fmadd_ps(_mm256_set1_ps(sum[r][g]), m, acc[r][h]);
+                }
+            }
+            continue;
+        }
         unrolled<kParts>([&]<int Part>() {
             __m256i products[R][H];
-            if constexpr (Format::kPlain)
-                GroupSums<Format::kNibbles, R, H>::run(w.integers() + half * 32, x, g * kGroup, products);
-            else
-                part_sums<Kind, Part, R, H, Widened>(Widened ? wide->integers[g - first] : w.integers(), x, g * kGroup,
-                                                     half, products);
+            part_sums<Kind, Part, R, H, Widened>(Widened ? wide->integers[g - first] : w.integers(), x, g * kGroup,
+                                                 half, products);
             for (int h = 0; h < H; ++h) {
                 const __m256 d = Widened ? _mm256_loadu_ps(wide->scales[g - first][Part] + (half + h) * 8)
                                          : half_scale<Kind>(w.at, Part, half + h);

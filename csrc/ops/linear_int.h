@@ -51,9 +51,11 @@ struct GroupWalk {
                                           : octavo::group_offset(Format::kLayout, static_cast<size_t>(first)))) {}
     // To group g, which follows the last one.
     void move_to(int g) {
-        if (Format::kTwoLevel && g % octavo::kHeaderGroups == 0) {
-            at.header = next;
-            next += Format::kHeaderBytes;
+        if constexpr (Format::kTwoLevel) {
+            if (g % octavo::kHeaderGroups == 0) {
+                at.header = next;
+                next += Format::kHeaderBytes;
+            }
         }
         at.group = next;
         next += Format::kGroupBytes;

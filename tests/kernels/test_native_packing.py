@@ -9,7 +9,6 @@ from native_models import ISAS, QUANTISED, backend, config, random_tensor, whole
 from octavo import _native
 from octavo.core.errors import ConfigError
 from octavo.weights.dequantise import GROUP_LAYOUT, Encoding
-from octavo.weights.repack import REPACKED
 from octavo.weights.tensor import WeightTensor
 
 
@@ -43,9 +42,10 @@ def test_every_bit_pattern_of_a_block_survives(encoding: Encoding) -> None:
         np.testing.assert_array_equal(np.signbit(unpacked) & signs, np.signbit(wanted) & signs)
 
 
-@pytest.mark.parametrize("encoding", REPACKED)
-def test_rows_are_repacked_in_any_number_of_slices(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("encoding", GROUP_LAYOUT)
+def test_large_matrices_are_packed_in_slices(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.kernels.native.backend._REPACKED_AT_ONCE", 1)
+    monkeypatch.setattr("octavo.kernels.native.backend._FILE_PAGES", 20 * 512)
     made = backend(config())
     tensor = random_tensor(np.random.default_rng(1), (67, 512), encoding)
     np.testing.assert_array_equal(made.unpack(made.pack(tensor, frozenset({"linear"}))), tensor.to_float32())

@@ -83,7 +83,7 @@ def test_both_sides_take_a_step_apart_alike(
     step = ModelInput(array("i", range(length)), tokens, rows, seqs, copies, 0, groups)
     assert _native.step_layout(step.ints, (tokens, rows, seqs, copies, groups)) == list(step.layout())
     found = [getattr(step, name).reshape(-1).tolist() for name, _ in step.layout()]
-    assert sum(found, []) == list(range(length))
+    assert [value for part in found for value in part] == list(range(length))
 
 
 @pytest.mark.parametrize("size", ["num_tokens", "num_rows", "num_seqs", "num_copies", "num_groups"])

@@ -43,7 +43,7 @@ Numerics = Literal["exact", "fast"]
 Activations = Literal["auto", "int8", "bf16", "by rows"]
 PackedWeight = _native.PackedMatrix | _native.Vector
 _REPACKED_AT_ONCE = 8 << 20  # bytes
-_FILE_PAGES = 64 << 20  # of the file that stay resident while it is being packed, at most, beside one tensor
+_FILE_PAGES = 32 << 20  # of the file that stay resident while it is being packed
 _KV_KINDS = {"bfloat16": _native.KvKind.BF16, "float32": _native.KvKind.F32}
 _FAILURES: dict[int, DrawFailure] = {
     -1: "not_finite",
@@ -133,22 +133,29 @@ class NativeBackend(Backend):
             return WeightBytes(packed=size, loading=2 * size)
         packed = _native.packed_size("I8_K" if encoding in REPACKED else encoding, *shape)
         # a reader may hand over a copy with its rows in another order
-        loading = packed + encoded_bytes(encoding, shape) + _REPACKED_AT_ONCE * (encoding in REPACKED)
-        return WeightBytes(packed=packed, loading=loading)
+        repacking = _REPACKED_AT_ONCE if encoding in REPACKED else 0
+        return WeightBytes(packed=packed, loading=packed + encoded_bytes(encoding, shape) + repacking)
 
     def kept_as(self, encoding: Encoding) -> str | None:
         return "int8 with a scale per 16" if encoding in REPACKED else None
 
     def _pack_matrix(self, tensor: WeightTensor) -> _native.PackedMatrix:
+        """At once, or in slices of rows: what is repacked on the way, and what outgrows the file pages to keep."""
         rows, columns = tensor.shape
-        if tensor.encoding not in REPACKED:
+        is_repacked = tensor.encoding in REPACKED
+        if not is_repacked and tensor.data.nbytes <= _FILE_PAGES:
             return _native.pack(self._context, tensor.encoding, rows, columns, tensor.data)
-        matrix = _native.allocate("I8_K", rows, columns)
+        matrix = _native.allocate("I8_K" if is_repacked else tensor.encoding, rows, columns)
         row_bytes = encoded_bytes(tensor.encoding, (columns,))
-        step = max(16, _REPACKED_AT_ONCE // (8 * columns) // 16 * 16)  # some 8 bytes per weight on the way
+        # some 8 bytes per weight on the way to int8
+        at_once = _REPACKED_AT_ONCE // (8 * columns) if is_repacked else _FILE_PAGES // row_bytes
+        step = max(16, at_once // 16 * 16)
         for first in range(0, rows, step):
             taken = tensor.data[first * row_bytes : (first + step) * row_bytes]
-            matrix.fill(self._context, first, to_i8_k(taken, tensor.encoding))
+            matrix.fill(self._context, first, to_i8_k(taken, tensor.encoding) if is_repacked else taken)
+            if first + step < rows:
+                self._drop_file_pages()
+                self._note_mapping(tensor.data)
         return matrix
 
     def unpack(self, weight: _native.PackedMatrix) -> NDArray[np.float32]:
