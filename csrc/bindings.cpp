@@ -416,11 +416,14 @@ NB_MODULE(_native, m) {
             const auto [num_tokens, num_rows, num_seqs, num_copies, num_groups] = sizes;
             const Step step(ints.span(), num_tokens, num_rows, num_seqs, num_copies, num_groups);
             std::vector<std::pair<std::string, size_t>> parts;
-            const std::pair<const char*, std::span<const int32_t>> taken[] = {
-                {"token_ids", step.token_ids},       {"positions", step.positions},
-                {"slot_mapping", step.slot_mapping}, {"logit_rows", step.logit_rows},
-                {"query_starts", step.query_starts}, {"context_lens", step.context_lens},
-                {"copies", step.copies},             {"block_tables", step.block_tables}};
+            const std::pair<const char*, std::span<const int32_t>> taken[] = {{"token_ids", step.token_ids},
+                                                                              {"positions", step.positions},
+                                                                              {"slot_mapping", step.slot_mapping},
+                                                                              {"logit_rows", step.logit_rows},
+                                                                              {"query_starts", step.query_starts},
+                                                                              {"context_lens", step.context_lens},
+                                                                              {"copies", step.copies},
+                                                                              {"block_tables", step.block_tables}};
             size_t start = 0;
             for (const auto& [name, part] : taken) {
                 if (part.data() != ints.span().data() + start) throw std::logic_error("a part is out of order");
