@@ -175,7 +175,7 @@ def record_steps(dtype: str, changes: dict[str, Any], recorder: Recorder) -> Non
     step.slot_mapping[0, -1] = -1
     with recorder:
         torch_backend.run(prefill, draws)
-        out = torch_backend.run(step, draws, [(3, 0), (4, 2)], [1, 0])
+        out = torch_backend.run(step, draws, [(3, 0), (4, 2)], hidden_rows=[1, 0])
     assert None not in out.tokens
     assert None not in out.row_logprobs
 

@@ -279,7 +279,8 @@ def test_served_from_gguf_the_schedule_changes_no_token(name: str, tmp_path: Pat
     with LLM(config=tight) as llm:
         assert answers(llm, [prompts]) == alone
         assert answers(llm, [prompts]) == alone
-        assert llm.engine.tracer.metrics.preemptions > 0
+        keeps_everything = llm.engine.config.cache_groups[0][0] == "full"  # windows are never short of room
+        assert llm.engine.tracer.metrics.preemptions > 0 or not keeps_everything
         hits = [llm.generate([prompt], params)[0].completions[0].usage for prompt in prompts]
         assert max(usage.cached_tokens for usage in hits if usage is not None) > 0
 
@@ -288,7 +289,7 @@ def llm_bytes(file: Path, num_blocks: int) -> int:
     """Of a pool of so many blocks."""
     source = open_weights(file)
     made = NativeBackend(source.config, 1)
-    size = num_blocks * 16 * made.kv_bytes_per_token(source.config)
+    size = num_blocks * 16 * made.kv_bytes_per_token(source.config, source.config.num_layers)
     made.close()
     source.close()
     return size
