@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hub.hub_server import HubRepo, HubServer
 from octavo.core.errors import DownloadError, ModelFileError
 from octavo.hub.resolve import list_models, remove_model, resolve_model
-from weights.hub_server import HubRepo, HubServer
 
 CHUNK = 10 << 20  # what the hub library writes at a time
 SHARDS = {f"model-0000{i}-of-00002.safetensors": bytes([i]) * 5000 for i in (1, 2)}
