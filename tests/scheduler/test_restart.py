@@ -47,6 +47,7 @@ def test_tokens_do_not_depend_on_where_the_scheduler_had_to_begin_again(policy: 
         driver.scheduler.manager.check_integrity()
         assert driver.scheduler.manager.stats().pinned_blocks == 0
         assert driver.scheduler.num_running == 0
+        assert driver.scheduler.num_waiting == len(driver.scheduler.sequences())
         driver.runner.poison_free_blocks()
     assert restarts
     kept = [r for r in requests if r.request_id not in lost]
