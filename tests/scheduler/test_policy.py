@@ -303,6 +303,20 @@ def test_the_fair_policy_preempts_the_client_that_is_furthest_ahead() -> None:
     assert office.preempted == ["c"]
 
 
+@pytest.mark.parametrize("name", ["fcfs", "priority", "fair"])
+def test_a_policy_that_begins_again_knows_nobody(name: str) -> None:
+    policy = make_policy(name, aging_s=1.0, quantum=16)  # type: ignore[arg-type]
+    for index in range(3):
+        policy.add(sequence(f"before {index}", client=f"client {index}"))
+    policy.clear()
+    assert policy.num_waiting == 0
+    assert list(policy.candidates()) == []
+    policy.add(sequence("after", client="client 0"))
+    assert [seq.request_id for seq in policy.candidates()] == ["after"]
+    if isinstance(policy, FairPolicy):
+        assert list(policy._ring) == list(policy._clients) == ["client 0"]
+
+
 def test_an_idle_client_is_forgotten() -> None:
     policy = FairPolicy(quantum=16)
     office = Office(policy)

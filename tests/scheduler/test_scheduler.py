@@ -228,7 +228,9 @@ def test_no_tokens_asked_means_the_prompt_runs_and_nothing_is_drawn() -> None:
     driver = Driver(chunk_size=4)
     driver.add(request("a", 6, 0, sampling=SamplingParams(prompt_logprobs=0)))
     driver.run()
-    assert all(chunk.draw is None for plan in driver.plans for chunk in plan.chunks)
+    chunks = [chunk for plan in driver.plans for chunk in plan.chunks]
+    assert all(chunk.draw is None for chunk in chunks)
+    assert {chunk.want_logprobs.num_alternatives for chunk in chunks if chunk.want_logprobs} == {0}
     assert driver.computed("a") == 6
     assert driver.end("a").finish_reason == "length"
     assert sum(len(e.prompt_logprobs) for e in driver.events) == 5
