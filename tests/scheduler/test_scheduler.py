@@ -392,6 +392,7 @@ def test_an_id_may_be_used_again_once_its_request_has_ended() -> None:
         for name, fields in (("a", {}), ("a#1", {"fork_of": "a", "choice_index": 1})):
             driver.add(request(name, prompt, **fields))
         driver.run()
+        assert not driver.scheduler._groups
 
 
 class Parts(StepBudget):
