@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -181,6 +183,24 @@ def test_a_prefix_used_a_thousand_times_leaves_the_order_right_and_the_heap_smal
     tree.check_integrity()
     for block in (never, once, often, last):
         assert group.node_of[block]
+        assert tree.evict(group)
+        assert not group.node_of[block]
+
+
+def test_prefixes_used_in_any_order_are_evicted_in_that_of_their_last_use() -> None:
+    rng = random.Random(0)
+    tree, group = make_tree(20)
+    blocks = [add(tree, group, [i] * SIZE)[0] for i in range(20)]
+    last_use, size = dict.fromkeys(blocks, 0), 0
+    while len(group._heap) >= size:  # until it is built anew, without what is stale
+        size = len(group._heap)
+        tree.clock += 1
+        block = rng.choice(blocks)
+        last_use[block] = tree.clock
+        group.retain(block, tree.clock)
+        group.release(block, tree.clock)
+    assert all(last_use.values())
+    for block in sorted(blocks, key=last_use.__getitem__):
         assert tree.evict(group)
         assert not group.node_of[block]
 
