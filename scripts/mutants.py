@@ -30,10 +30,11 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
-SCHEDULER = ("policy", "scheduler", "chunk_sizer", "overload", "schedule_invariance", "scheduler_machine")
-SCHEDULER_TESTS = [
-    f"tests/scheduler/test_{name}.py" for name in SCHEDULER
-]  # without the planted faults: they quote lines
+SCHEDULER = (
+    "policy", "scheduler", "chunk_sizer", "restart", "failed_draws", "drafts", "overload", "schedule_invariance",
+    "scheduler_machine",
+)  # fmt: skip
+SCHEDULER_TESTS = [f"tests/scheduler/test_{name}.py" for name in SCHEDULER]
 #: Source file or folder -> the fast tests that should notice a change there.
 TESTS = {
     "src/octavo/scheduler": SCHEDULER_TESTS,
@@ -42,14 +43,24 @@ TESTS = {
         "tests/scheduler/test_scheduler.py",
         "tests/scheduler/test_schedule_invariance.py",
     ],
-    "src/octavo/kernels/reference/sampling.py": ["tests/kernels/test_sampling_reference.py"],
+    "src/octavo/kernels/reference/sampling.py": [
+        "tests/kernels/test_sampling_reference.py",
+        "tests/kernels/test_native_sampling.py::test_each_stage_draws_what_the_reference_draws",
+    ],
     "src/octavo/engine/requests.py": ["tests/engine/test_requests.py", "tests/engine/test_known_output.py"],
     "src/octavo/engine/batch.py": ["tests/engine/test_batch.py", "tests/engine/test_llm.py"],
-    "src/octavo/engine/engine.py": ["tests/engine/test_async_engine.py", "tests/engine/test_engine_survives.py"],
+    "src/octavo/engine/engine.py": [
+        "tests/engine/test_engine.py",
+        "tests/engine/test_async_engine.py",
+        "tests/engine/test_engine_survives.py",
+        "tests/engine/test_matchers.py",
+    ],
     "src/octavo/engine/output_processor.py": [
         "tests/engine/test_output_processor.py",
         "tests/engine/test_known_output.py",
+        "tests/engine/test_engine.py",
         "tests/engine/test_async_engine.py",
+        "tests/engine/test_engine_survives.py",
     ],
     "src/octavo/engine/resolve_config.py": ["tests/engine/test_resolve_config.py"],
     "src/octavo/text/stop_matcher.py": ["tests/text/test_stop_matcher.py"],
@@ -183,7 +194,7 @@ def run_tests(tests: list[str], mutant: Mutant | None, cpu_s: float) -> tuple[in
             resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 1, int(cpu_s) + 2))
             if mutant is not None:
                 sys.meta_path.insert(0, Hook(mutant))
-            options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            options = ["-q", "-x", "-m", "not slow", "-k", "not planted", "-p", "no:cacheprovider", "-p", "no:xdist"]
             options += ["--hypothesis-profile=mutants", "--hypothesis-seed=0", "-W", "ignore::pytest.PytestWarning"]
             code = int(pytest.main([*options, *tests]))
         finally:

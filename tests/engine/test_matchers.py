@@ -209,12 +209,20 @@ def test_aborted_and_unqueued_requests_leave_no_matcher(engine: Engine, monkeypa
     engine.abort("gone")
     engine.abort("gone#1")
     assert engine.runner.matchers._open == {}
-    requests = make_requests(engine.config, submission("twice", params("seeded")), arrival_s=0.0)
+    requests = make_requests(engine.config, submission("unqueued", params("seeded"), n=2), arrival_s=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "add", lambda request: {}[request.request_id])
+        with pytest.raises(KeyError):
+            engine.submit(requests)
+    assert engine.runner.matchers._open == {}
     engine.submit(requests)
-    with pytest.raises(InvalidRequest, match="in use"):
-        engine.submit(requests)
+    assert len(engine.runner.matchers._open) == 2
     engine.end_all()
     assert engine.runner.matchers._open == {}
+    engine.submit(requests[:1])
+    with pytest.raises(InvalidRequest, match="in use"):
+        engine.submit(requests[:1])
+    engine.end_all()
 
 
 def test_a_grammar_of_which_nobody_makes_matchers_is_refused_by_name(engine: Engine) -> None:

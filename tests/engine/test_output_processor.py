@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import codecs
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from octavo.core.output import RequestOutput
+from octavo.core.output import RequestOutput, Usage
 from octavo.core.plan import SampledToken, TokenEvent
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -26,15 +26,20 @@ class ByteTokenizer:
 TOKENIZER = ByteTokenizer()
 
 
-def run(ids: list[int], finish: str | None, **sampling: object) -> tuple[list[RequestOutput], str | None]:
-    """Feed tokens as the engine would: stop at a stop string's hit."""
-    params = SamplingParams(logprobs=0, **sampling)  # type: ignore[arg-type]
+def started(**sampling: object) -> OutputProcessor:
+    """One that knows the request "r"."""
     request = Request(
-        request_id="r", prompt_token_ids=(1,), sampling=params, max_tokens=1000, stop_token_ids=frozenset({EOS}),
-        seed=0, arrival_s=0.0,
+        request_id="r", prompt_token_ids=(1,), sampling=SamplingParams(**sampling), max_tokens=1000,  # type: ignore[arg-type]
+        stop_token_ids=frozenset({EOS}), seed=0, arrival_s=0.0,
     )  # fmt: skip
     processor = OutputProcessor(TOKENIZER)  # type: ignore[arg-type]
     processor.add(request)
+    return processor
+
+
+def run(ids: list[int], finish: str | None, **sampling: object) -> tuple[list[RequestOutput], str | None]:
+    """Feed tokens as the engine would: stop at a stop string's hit."""
+    processor = started(logprobs=0, **sampling)
     outputs: list[RequestOutput] = []
     for index, token in enumerate(ids):
         last = index == len(ids) - 1
@@ -52,7 +57,9 @@ def run(ids: list[int], finish: str | None, **sampling: object) -> tuple[list[Re
     return outputs, None
 
 
-texts = st.lists(st.integers(1, TOKENIZER.vocab_size - 1), max_size=30)
+FREQUENT = [1 + byte for byte in "€st".encode()] + list(range(257, TOKENIZER.vocab_size))
+tokens_of_text = st.one_of(st.sampled_from(FREQUENT), st.integers(1, TOKENIZER.vocab_size - 1))
+texts = st.lists(tokens_of_text, max_size=30)
 stops = st.lists(st.sampled_from(["stop", "op", "€", "é", "tst", "\ufffd", "x"]), max_size=3, unique=True).map(tuple)
 
 
@@ -67,10 +74,12 @@ def num_drawn(ids: list[int], stop: tuple[str, ...]) -> int:
 
 
 @given(ids=texts, stop=stops, include=st.booleans())
+@example(ids=[1 + ord("a"), 1 + 0xE2], stop=("\ufffd",), include=True)  # what ends unfinished completes it
+@example(ids=[1 + ord("a"), 1 + 0xE2], stop=("\ufffd",), include=False)
 def test_text_and_tokens_are_cut_alike_at_the_first_stop_string_and_all_drawn_are_counted(
     ids: list[int], stop: tuple[str, ...], include: bool
 ) -> None:
-    ids = [*ids, 1 + ord("z")]
+    ids = ids or [1 + ord("z")]
     outputs, _ = run(ids, "length", stop=stop, include_stop_str_in_output=include)
     text = "".join(output.text for output in outputs)
     tokens = [token for output in outputs for token in output.token_ids]
@@ -89,11 +98,36 @@ def test_text_and_tokens_are_cut_alike_at_the_first_stop_string_and_all_drawn_ar
     assert last.stop_reason in stop
     at = whole.find(str(last.stop_reason))
     assert text == whole[: at + len(str(last.stop_reason)) * include]
-    kept = b"".join(map(TOKENIZER.pieces.__getitem__, tokens)).decode("utf-8", "replace")
-    assert kept.startswith(text) or len(kept) >= len(text)
-    if tokens:
-        without_last = b"".join(map(TOKENIZER.pieces.__getitem__, tokens[:-1])).decode("utf-8", "ignore")
-        assert len(without_last) <= len(text), "a token wholly behind the cut was kept"
+    decoder, num_chars, starts = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
+    for token in ids:
+        starts.append(num_chars)
+        num_chars += len(decoder.decode(TOKENIZER.pieces[token]))
+    assert len(tokens) == sum(start < len(text) for start in starts), "all that begin before the cut, and no other"
+
+
+@given(ids=texts, stop=stops, logprobs=st.booleans(), min_tokens=st.integers(0, 4))
+def test_after_each_token_all_is_out_but_what_may_begin_a_stop_string_and_tokens_that_hold_some_of_that(
+    ids: list[int], stop: tuple[str, ...], logprobs: bool, min_tokens: int
+) -> None:
+    processor = started(logprobs=0 if logprobs else None, stop=stop, min_tokens=min_tokens)
+    decoder, known, unwatched, ends = codecs.getincrementaldecoder("utf-8")("replace"), "", 0, list[int]()
+    text, tokens = "", list[int]()
+    for count, token in enumerate(ids, 1):
+        known += decoder.decode(TOKENIZER.pieces[token])
+        if count < min_tokens:
+            unwatched = len(known)
+        if any(s in known[unwatched:] for s in stop):
+            return
+        outputs, _ = processor.process([TokenEvent("r", token=SampledToken(token_id=token))])
+        for output in outputs:
+            text += output.text
+            tokens += output.token_ids
+            assert [t.token_id for t in output.logprobs or ()] == (list(output.token_ids) if logprobs else [])
+        watched = known[unwatched:]
+        held = max((size for s in stop for size in range(len(s)) if watched.endswith(s[:size])), default=0)
+        ends.append(len(known) + bool(decoder.getstate()[0]))  # a character begun is not out
+        assert text == known[: len(known) - held]
+        assert tokens == ids[: sum(end <= len(text) for end in ends)]
 
 
 @given(ids=texts)
@@ -132,6 +166,20 @@ def test_tokens_held_back_for_a_stop_that_does_not_come_are_released() -> None:
 def test_an_unknown_request_is_ignored() -> None:
     processor = OutputProcessor(TOKENIZER)  # type: ignore[arg-type]
     assert processor.process([TokenEvent(request_id="gone", finish_reason="abort")]) == ([], [])
+    both = [TokenEvent("gone", token=SampledToken(token_id=98)), TokenEvent("r", token=SampledToken(token_id=98))]
+    (output,), endings = started().process(both)
+    assert (output.request_id, output.text, endings) == ("r", "a", [])
+
+
+def test_all_that_had_news_fail_with_a_step_whose_text_could_not_be_made() -> None:
+    processor = started()
+    processor.process([TokenEvent("r", token=SampledToken(token_id=98))])
+    events = [TokenEvent("gone", token=SampledToken(token_id=98)), TokenEvent("r", token=SampledToken(token_id=98))]
+    (output,), (ending,) = processor.fail(events, "why")
+    assert (output.request_id, output.finish_reason, output.stop_reason) == ("r", "error", "why")
+    assert output.usage == Usage(prompt_tokens=1, completion_tokens=1, cached_tokens=0)
+    assert (ending.event, ending.reason, ending.stop) == (events[1], "error", "why")
+    assert processor.process(events) == ([], []), "it is forgotten"
 
 
 def test_choices_share_their_stop_strings_which_go_with_the_last_of_them() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.core.config import EngineConfig, ResolvedConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
-from octavo.core.request import Request, Submission, uniform
+from octavo.core.request import KnownOutput, Request, Submission, uniform
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.requests import make_requests
 
@@ -40,13 +40,40 @@ def test_a_seed_is_kept_and_a_missing_one_is_drawn_anew() -> None:
     assert make([1], seed=5)[0].random_stream == make([1], seed=5)[0].random_stream
     assert make([1])[0].seed != make([1])[0].seed
     assert 0 <= make([1], seed=-1)[0].seed < 2**64
+    assert make([1], seed=-2)[0].seed == make([1], seed=2**64 - 2)[0].seed == 2**64 - 2
 
 
 def test_n_sequences_are_forks_of_the_first_with_streams_of_their_own() -> None:
     requests = make([1, 2], n=3, seed=1, prompt_logprobs=1)
+    assert [r.request_id for r in requests] == ["r", "r#1", "r#2"]
     assert [r.fork_of for r in requests] == [None, "r", "r"]
     assert len({r.request_id for r in requests}) == len({r.random_stream for r in requests}) == 3
     assert [r.sampling.prompt_logprobs for r in requests] == [1, None, None]
+
+
+def test_what_just_fits_the_context_is_served() -> None:
+    assert make([1] * 99)[0].max_tokens == 1
+    assert make([1] * 100, max_tokens=0)[0].max_tokens == 0
+    assert make([1] * 60, max_tokens=40, min_tokens=40)
+
+
+def test_a_priority_may_be_any_number_of_32_bits() -> None:
+    def of(priority: int) -> int:
+        submission = Submission(request_id="r", prompt_token_ids=[1], sampling=SamplingParams(), priority=priority)
+        return make_requests(CONFIG, submission, arrival_s=0.0)[0].priority
+
+    for priority in (-(2**31), 2**31 - 1):
+        assert of(priority) == priority
+    for priority in (-(2**31) - 1, 2**31):
+        with pytest.raises(InvalidRequest, match=f"priority is {priority} but"):
+            of(priority)
+
+
+def test_every_id_of_the_vocabulary_may_have_been_drawn_elsewhere() -> None:
+    known = KnownOutput(token_ids=(0, CONFIG.vocab_size - 1), num_chars=0)
+    sampling = SamplingParams(seed=1)
+    submission = Submission(request_id="r", prompt_token_ids=[1], sampling=sampling, known_output=(known,))
+    assert make_requests(CONFIG, submission, arrival_s=0.0)[0].known_output == known
 
 
 @pytest.mark.parametrize(

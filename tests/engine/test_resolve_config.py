@@ -6,8 +6,9 @@ from octavo.core.cache_group import CacheGroup
 from octavo.core.config import EngineConfig, ServerConfig
 from octavo.core.errors import ConfigError
 from octavo.core.model_config import ModelConfig
-from octavo.engine.resolve_config import size_pool
-from octavo.kernels.machine import probe_machine
+from octavo.engine.resolve_config import check_weights_fit, free_beside, size_pool
+from octavo.kernels.base import WeightBytes
+from octavo.kernels.machine import Machine, probe_machine
 
 MODEL = ModelConfig(
     architecture="llama", name="toy", hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
@@ -106,6 +107,38 @@ def test_a_key_given_as_one_string_is_refused_rather_than_taken_for_its_letters(
     with pytest.raises(ConfigError, match="api_key is 'secret' but must be a tuple of strings"):
         ServerConfig(api_key="secret")  # type: ignore[arg-type]
     assert ServerConfig(api_key=("secret",), host="0.0.0.0").api_key == ("secret",)
+
+
+def test_what_is_left_beside_the_model_is_the_smaller_view_less_the_scratch_and_never_negative() -> None:
+    def left(before: int, now: int) -> int:
+        views = (Machine(num_cores=1, free_bytes=free) for free in (before, now))
+        return free_beside(WeightBytes(packed=100, loading=150), 7, *views)
+
+    assert left(before=1000, now=850) == 850 - 7
+    assert left(before=1000, now=990) == 1000 - 100 - 7
+    assert left(before=1000, now=7) == left(before=100, now=1000) == left(before=50, now=1000) == 0
+
+
+def test_weights_may_take_all_that_is_free_while_they_are_loaded() -> None:
+    weights = WeightBytes(packed=100, loading=150)
+    check_weights_fit(MODEL, weights, Machine(num_cores=1, free_bytes=150))
+    with pytest.raises(ConfigError, match=r"needs 150 bytes .* only 149 are free"):
+        check_weights_fit(MODEL, weights, Machine(num_cores=1, free_bytes=149))
+
+
+def test_a_context_that_just_fits_the_pool_is_served_and_nothing_is_cut() -> None:
+    fits = EngineConfig(max_model_len=64, kv_cache_memory=64 * BYTES)
+    pool = size_pool(fits, MODEL, 1 << 30, GROUPS, [16 * BYTES])
+    assert (pool.max_model_len, pool.notes) == (64, ("KV pool as given",))
+
+
+@pytest.mark.parametrize(
+    ("wish", "way_out"),
+    [(EngineConfig(), "free memory, take a smaller model"), (EngineConfig(kv_cache_memory=1), "raise --kv-cache")],
+)
+def test_a_pool_too_small_to_use_says_what_would_help(wish: EngineConfig, way_out: str) -> None:
+    with pytest.raises(ConfigError, match=f"under two blocks of {16 * BYTES}; .*{way_out}"):
+        size_pool(wish, MODEL, 16 * BYTES, GROUPS, [16 * BYTES])
 
 
 def test_a_pool_may_take_all_that_is_free_and_may_have_two_blocks() -> None:

@@ -48,6 +48,7 @@ def test_a_mask_outlives_a_bias():
 
 def test_repetition_divides_positive_and_multiplies_negative_logits_once_per_token():
     assert ref.repetition_penalty(row(2, -2, 2), [0, 1, 0], 2.0).tolist() == [1, -4, 2]
+    assert ref.repetition_penalty(row(0.5, -0.5, 0), [0, 1, 2], 2.0).tolist() == [0.25, -1, 0]
 
 
 def test_output_penalties_count_occurrences():
@@ -63,6 +64,7 @@ def test_output_penalties_count_occurrences():
         ([1, 2, 3, 9, 2], {}),  # one token is under the allowed length
         ([1, 7, 3, 1, 7], {}),  # 7 breaks sequences
         ([7, 1, 3, 7, 1], {}),  # and is not reached across
+        ([2, 7, 1, 3, 2, 7, 1], {}),
         ([], {}),
         ([1], {}),
     ],
@@ -71,6 +73,41 @@ def test_dry_penalises_what_would_lengthen_the_longest_repeat(history, expected)
     params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2, dry_sequence_breaker_ids=(7,))
     x = ref.dry_penalty(np.zeros(10, np.float32), history, params)
     assert {int(i): float(-x[i]) for i in np.flatnonzero(x)} == expected
+
+
+def test_dry_counts_a_repeat_of_one_token_where_that_is_allowed_no_longer():
+    params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=1)
+    assert (-ref.dry_penalty(np.zeros(7, np.float32), [5, 3, 6, 5], params)).tolist() == [0, 0, 0, 1, 0, 0, 0]
+
+
+def test_dry_counts_no_more_than_256_tokens_and_takes_no_more_than_a_million():
+    for base, most in ((1.01, 1.01**256), (4.0, 1e6)):
+        params = SamplingParams(dry_multiplier=1.0, dry_base=base, dry_allowed_length=2)
+        assert ref.dry_penalty(np.zeros(2, np.float32), [1] * 600, params).tolist() == [0, -np.float32(most)]
+
+
+def test_the_temperature_divides_what_the_likeliest_is_ahead_by():
+    assert ref.scale_by_temperature(row(1, 3, 2), 0.5).tolist() == [-4, 0, -2]
+    assert ref.scale_by_temperature(row(1, 3, 2), 4.0).tolist() == [-0.5, 0, -0.25]
+
+
+def test_every_stage_takes_part_in_a_draw():
+    def draw(**fields):
+        return Draw(params=SamplingParams(**fields), random_stream=0, position=3, history=[0, 1, 1], prompt_len=1)
+
+    flat, peaked = row(0, 0, 0), log(0.6, 0.3, 0.1)
+    assert ref.adjust(flat, draw(presence_penalty=1.0, frequency_penalty=0.5)).tolist() == [0, -2, 0]
+    assert ref.adjust(row(2, 2, 2), draw(repetition_penalty=2.0)).tolist() == [1, 1, 2]
+    assert ref.adjust(flat, draw(dry_multiplier=1.0, dry_allowed_length=1)).tolist() == [0, -1, 0]
+    for fields, left in (
+        ({"top_k": 1}, [0]),
+        ({"top_p": 0.7}, [0, 1]),
+        ({"typical_p": 0.2}, [1]),
+        ({"min_p": 0.4}, [0, 1]),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.2}, [1, 2]),
+    ):
+        assert kept(ref.shape(peaked, draw(**fields))) == left, fields
+    assert ref.shape(peaked, draw(temperature=0.5))[1] == pytest.approx(2 * np.log(0.5))
 
 
 def test_dry_looks_back_no_further_than_it_is_told():
@@ -82,6 +119,7 @@ def test_dry_looks_back_no_further_than_it_is_told():
 
 def test_top_k_takes_the_lowest_ids_of_equals():
     assert kept(ref.keep_top_k(row(1, 3, 2, 2, 2), 3)) == [1, 2, 3]
+    assert kept(ref.keep_top_k(row(1, 3, 2), 1)) == [1]
     assert kept(ref.keep_top_k(row(1, 3, 2), 0)) == [0, 1, 2]
     assert kept(ref.keep_top_k(row(1, 3, 2), 99)) == [0, 1, 2]
 
@@ -92,6 +130,11 @@ def test_top_p_takes_the_smallest_set_that_reaches_p_and_at_least_one():
     assert kept(ref.keep_top_p(z, 0.51)) == [0, 1, 2]
     assert kept(ref.keep_top_p(z, 1e-9)) == [0]
     assert kept(ref.keep_top_p(z, 1.0)) == [0, 1, 2, 3]
+
+
+def test_a_mass_of_one_keeps_even_what_no_sum_shows():
+    z = row(0, -100)
+    assert kept(ref.keep_top_p(z, 1.0)) == kept(ref.keep_typical(z, 1.0)) == [0, 1]
 
 
 def test_min_p_is_relative_to_the_likeliest():
@@ -158,6 +201,10 @@ def test_reported_logprobs_are_of_the_raw_row_with_ties_to_the_lowest_id():
     assert token.token_id == 3
     assert token.logprob == pytest.approx(-1 - total)
     assert token.top == ((0, pytest.approx(-total)), (1, pytest.approx(-total)))
+
+
+def test_logprobs_of_large_logits_stay_finite():
+    assert ref.log_softmax(row(1000, 1000, -1000)).tolist() == [-np.log(2), -np.log(2), -2000 - np.log(2)]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -74,6 +74,30 @@ def test_a_copy_that_would_leave_no_room_is_left_out() -> None:
     manager.check_integrity()
 
 
+def test_a_copy_may_take_the_last_block() -> None:
+    manager = KVCacheManager(2, SIZE)
+    (source,) = run(manager, [1, 2, 3, 4])
+    table, cached = manager.open(manager.lookup([1, 2, 9], 2), [1, 2, 9], 4)
+    assert cached == 2
+    assert manager.take_copies() == ((0, source, table.to_list()[0], 2),)
+
+
+def test_nothing_planned_survives_that_the_books_begin_again() -> None:
+    manager = KVCacheManager(8, SIZE)
+    run(manager, [1, 2, 3, 4])
+    table, cached = manager.open(manager.lookup([1, 2, 9, 9, 9], 4), [1, 2, 9, 9, 9], 8)
+    assert cached == 2
+    assert table.in_flight
+    waited_for = table.in_flight[0]
+    manager.clear()
+    assert manager.take_copies() == ()
+    assert not manager.is_in_flight(waited_for)
+    assert manager.num_available == 8
+    manager.end_step()
+    manager.check_integrity()
+    assert run(manager, [1, 2, 3, 4, 5])
+
+
 def test_releasing_a_table_drops_the_copies_planned_into_it() -> None:
     manager = KVCacheManager(8, SIZE)
     run(manager, [1, 2, 3, 4])
@@ -211,10 +235,11 @@ def test_stats_count_blocks_and_lookups() -> None:
     table = start(manager, list(range(9)))
     manager.count_lookup(8, 8)
     manager.count_lookup(8, 0)
+    manager.count_lookup(8, 1)
     stats = manager.stats()
     assert (stats.num_blocks, stats.free_blocks, stats.cached_blocks, stats.pinned_blocks) == (8, 5, 0, 3)
     assert (stats.nodes, stats.depth, stats.evictions) == (2, 2, 0)
-    assert (stats.lookups, stats.hits, stats.misses, stats.hit_tokens, stats.lookup_tokens) == (2, 1, 1, 8, 16)
+    assert (stats.lookups, stats.hits, stats.misses, stats.hit_tokens, stats.lookup_tokens) == (3, 2, 1, 9, 24)
     manager.release(table)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from octavo.core.cache_group import FULL
+from octavo.memory import prefix_tree
 from octavo.memory.group_blocks import GroupBlocks
 from octavo.memory.prefix_tree import Node, PrefixTree, common_head
 
@@ -136,6 +139,27 @@ def test_the_least_recently_used_prefix_dies_first_and_from_its_tail() -> None:
     assert not tree.evict(group)
 
 
+def test_above_a_block_that_is_held_the_deepest_gives_way_alone() -> None:
+    tree, group = make_tree()
+    a, b, c = add(tree, group, [1, 1, 1, 2, 2, 2, 3, 3, 3])
+    group.retain(c, tree.clock)
+    assert tree.evict(group)
+    tree.check_integrity()
+    assert [group.node_of[block] is not None for block in (a, b, c)] == [True, False, False]
+    assert group.pool.refs(c) == 1, "whoever holds it keeps it"
+
+
+def test_the_memory_of_what_was_evicted_is_bounded_and_of_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_tree, "GHOSTS", 3)
+    tree, group = make_tree()
+    for i in range(5):
+        add(tree, group, [i] * SIZE)
+        assert tree.evict(group)
+        assert len(tree._ghosts) == min(i + 1, 3)
+    reasons = [tree.find([i] * SIZE, SIZE, b"").reason for i in range(5)]
+    assert reasons == ["never seen"] * 2 + ["evicted"] * 3
+
+
 def test_using_a_prefix_again_makes_it_recent() -> None:
     tree, group = make_tree()
     a, b = add(tree, group, [1, 1, 1]), add(tree, group, [5, 5, 5])
@@ -159,6 +183,24 @@ def test_a_prefix_used_a_thousand_times_leaves_the_order_right_and_the_heap_smal
     tree.check_integrity()
     for block in (never, once, often, last):
         assert group.node_of[block]
+        assert tree.evict(group)
+        assert not group.node_of[block]
+
+
+def test_prefixes_used_in_any_order_are_evicted_in_that_of_their_last_use() -> None:
+    rng = random.Random(0)
+    tree, group = make_tree(20)
+    blocks = [add(tree, group, [i] * SIZE)[0] for i in range(20)]
+    last_use, size = dict.fromkeys(blocks, 0), 0
+    while len(group._heap) >= size:  # until it is built anew, without what is stale
+        size = len(group._heap)
+        tree.clock += 1
+        block = rng.choice(blocks)
+        last_use[block] = tree.clock
+        group.retain(block, tree.clock)
+        group.release(block, tree.clock)
+    assert all(last_use.values())
+    for block in sorted(blocks, key=last_use.__getitem__):
         assert tree.evict(group)
         assert not group.node_of[block]
 
@@ -217,6 +259,9 @@ def test_the_tree_counts_its_depth() -> None:
     assert tree.depth == 3
     tree.evict(group)
     assert tree.depth == 2
+    while tree.evict(group):
+        pass
+    assert tree.depth == 0
 
 
 @pytest.mark.parametrize("damage", ["order", "count", "depth", "dead"])

@@ -212,6 +212,22 @@ def test_answers_that_end_early_are_charged_for_what_they_were() -> None:
     assert office.served["brief"] == pytest.approx(office.served["long"], rel=0.1)
 
 
+def test_a_request_prepays_what_answers_had_lately_and_draws_use_that_up() -> None:
+    office = Office(make_policy("fair", aging_s=1.0, quantum=16), slots=1)
+    for i in range(80):
+        office.add(f"r{i}", 5, 10)
+    office.add("short", 5, 4)
+    office.add("long", 5, 90)
+    prepaid: dict[str, list[int]] = {"short": [], "long": []}
+    while office.scheduler.has_unfinished:
+        office.step()
+        for seq in office.scheduler.sequences():
+            if seq.request_id in prepaid and seq.state == "running":
+                prepaid[seq.request_id].append(seq.prepaid)
+    assert prepaid["short"] == [3, 2, 1]
+    assert prepaid["long"][:12] == [8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0]  # of 9.4: the short one's 4 count as a tenth
+
+
 def test_no_credit_is_banked_while_nothing_waits() -> None:
     """One long answer keeps a client known, not waiting, while another has a hundred rounds."""
     office = Office(make_policy("fair", aging_s=1.0, quantum=16), slots=3)
@@ -285,6 +301,20 @@ def test_the_fair_policy_preempts_the_client_that_is_furthest_ahead() -> None:
     while not office.preempted:
         office.step()
     assert office.preempted == ["c"]
+
+
+@pytest.mark.parametrize("name", ["fcfs", "priority", "fair"])
+def test_a_policy_that_begins_again_knows_nobody(name: str) -> None:
+    policy = make_policy(name, aging_s=1.0, quantum=16)  # type: ignore[arg-type]
+    for index in range(3):
+        policy.add(sequence(f"before {index}", client=f"client {index}"))
+    policy.clear()
+    assert policy.num_waiting == 0
+    assert list(policy.candidates()) == []
+    policy.add(sequence("after", client="client 0"))
+    assert [seq.request_id for seq in policy.candidates()] == ["after"]
+    if isinstance(policy, FairPolicy):
+        assert list(policy._ring) == list(policy._clients) == ["client 0"]
 
 
 def test_an_idle_client_is_forgotten() -> None:

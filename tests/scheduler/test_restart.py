@@ -42,11 +42,17 @@ def test_tokens_do_not_depend_on_where_the_scheduler_had_to_begin_again(policy: 
         if rng.random() < 0.1:  # apply raised: what the step meant is lost
             driver.scheduler.apply(plan, driver.runner.execute(plan))
             now_lost = {chunk.request_id for chunk in plan.chunks}
+        preempted = {s.request_id: s.num_preemptions + (s.state == "running") for s in driver.scheduler.sequences()}
         assert set(driver.scheduler.restart(now_lost)) == now_lost
         lost |= now_lost
         driver.scheduler.manager.check_integrity()
         assert driver.scheduler.manager.stats().pinned_blocks == 0
         assert driver.scheduler.num_running == 0
+        assert driver.scheduler.num_waiting == len(driver.scheduler.sequences())
+        for seq in driver.scheduler.sequences():
+            assert seq.table is seq.awaiting is None
+            assert seq.num_computed == seq.prepaid == 0
+            assert seq.num_preemptions == preempted[seq.request_id]
         driver.runner.poison_free_blocks()
     assert restarts
     kept = [r for r in requests if r.request_id not in lost]

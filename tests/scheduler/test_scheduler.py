@@ -12,8 +12,12 @@ from model_free import SIZE, Driver, ModelFreeRunner, compute_alone, request
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequest, PromptTooLong
-from octavo.core.plan import SampledToken, StepPlan, StepResult, TokenEvent
+from octavo.core.plan import ChunkReason, SampledToken, StepPlan, StepResult, TokenEvent
 from octavo.core.sampling_params import SamplingParams
+from octavo.memory.kv_cache_manager import KVCacheManager
+from octavo.scheduler.chunk_sizer import ChunkSizer, StepBudget, StepSituation
+from octavo.scheduler.cost_model import StepLoad
+from octavo.scheduler.policy import FcfsPolicy
 from octavo.scheduler.scheduler import Scheduler
 
 
@@ -224,7 +228,9 @@ def test_no_tokens_asked_means_the_prompt_runs_and_nothing_is_drawn() -> None:
     driver = Driver(chunk_size=4)
     driver.add(request("a", 6, 0, sampling=SamplingParams(prompt_logprobs=0)))
     driver.run()
-    assert all(chunk.draw is None for plan in driver.plans for chunk in plan.chunks)
+    chunks = [chunk for plan in driver.plans for chunk in plan.chunks]
+    assert all(chunk.draw is None for chunk in chunks)
+    assert {chunk.want_logprobs.num_alternatives for chunk in chunks if chunk.want_logprobs} == {0}
     assert driver.computed("a") == 6
     assert driver.end("a").finish_reason == "length"
     assert sum(len(e.prompt_logprobs) for e in driver.events) == 5
@@ -377,6 +383,91 @@ def test_requests_that_contradict_the_engine_are_refused_by_name() -> None:
         driver.add(request("d", 3, fork_of="a"))
     with pytest.raises(InvalidRequest, match="fork 'd' has another prompt or salt than 'a'"):
         driver.add(request("d", list(request("a", 3).prompt_token_ids), fork_of="a", cache_salt=b"other"))
+    driver.add(request("b", 17, 3))  # just fits
+
+
+def test_an_id_may_be_used_again_once_its_request_has_ended() -> None:
+    driver = Driver()
+    for prompt in ([1, 2, 3], [4, 5]):
+        for name, fields in (("a", {}), ("a#1", {"fork_of": "a", "choice_index": 1})):
+            driver.add(request(name, prompt, **fields))
+        driver.run()
+        assert not driver.scheduler._groups
+
+
+class Parts(StepBudget):
+    """Gives no chunk more than two tokens."""
+
+    def allow(self, start: int, wanted: int) -> tuple[int, ChunkReason]:
+        tokens, reason = super().allow(start, wanted)
+        return min(tokens, 2), reason
+
+
+class Recorder(ChunkSizer):
+    """Keeps what it is told."""
+
+    def __init__(self, tokens: int, budget: type[StepBudget] = StepBudget) -> None:
+        self.tokens, self.budget = tokens, budget
+        self.manager: KVCacheManager | None = None
+        self.began: list[tuple[StepSituation, int]] = []  # and the blocks that there were
+        self.observed: list[tuple[StepLoad, int]] = []
+
+    def begin(self, situation: StepSituation) -> StepBudget:
+        if self.manager is not None:
+            self.began.append((situation, self.manager.num_available))
+        return self.budget(self.tokens, "budget")
+
+    def observe(self, load: StepLoad, prefill_tokens: int, duration_s: float) -> None:
+        self.observed.append((load, prefill_tokens))
+
+
+def test_the_sizer_is_told_what_ran_and_how_many_blocks_prefill_may_take() -> None:
+    sizer = Recorder(8)
+    driver = Driver(num_blocks=14, sizer=sizer)
+    sizer.manager = driver.scheduler.manager
+    driver.add(request("a", 3, 20), request("b", 5, 20), request("c", 25, 4))
+    while driver.scheduler.has_unfinished:
+        plan = driver.step()
+        ones = [chunk.end for chunk in plan.chunks if len(chunk.token_ids) == 1]
+        expected = StepLoad(len(ones), sum(ones), sum(ones))
+        for chunk in plan.chunks[len(ones) :]:
+            expected = expected.with_chunk(chunk.start, len(chunk.token_ids))
+        prefill = sum(len(chunk.token_ids) for chunk in plan.chunks if chunk.reason != "decode")
+        assert sizer.observed[-1] == (expected, prefill)
+    for situation, available in sizer.began:
+        assert situation.spare_blocks == max(0, available - situation.decodes.tokens)
+    assert any(situation.decodes.tokens and situation.spare_blocks for situation, _ in sizer.began)
+    assert len(sizer.began) < len(sizer.observed), "a step with nothing to prefill has no budget"
+
+
+def test_whoever_got_nothing_for_too_long_goes_first() -> None:
+    sizer = Recorder(4, Parts)
+    driver = Driver(num_blocks=300, sizer=sizer, max_prefill_wait_s=0.045)
+    driver.add(request("a", 90), request("b", 90))
+    assert driver.lengths(driver.step()) == {"a": 2, "b": 2}
+    sizer.tokens = 2
+    ran = [next(iter(driver.lengths(driver.step()))) for _ in range(12)]
+    assert ran == ["a", "a", "a", "a", "b"] * 2 + ["a", "a"], "steps last 10 ms"
+
+
+def test_a_plan_counts_the_blocks_that_were_evicted_for_it() -> None:
+    driver = Driver(num_blocks=6)
+    for name in "abcd":
+        driver.add(request(name, 14, 6))
+        driver.run()
+    evicted = [plan.evicted for plan in driver.plans]
+    assert sum(evicted) == driver.scheduler.manager.num_evicted > max(evicted) > 0
+
+
+def test_the_policy_charges_a_prompt_without_what_the_cache_gave() -> None:
+    charged: list[tuple[str, int]] = []
+    policy = FcfsPolicy()
+    policy.admitted = lambda seq, num_tokens: charged.append((seq.request_id, num_tokens))  # type: ignore[method-assign]
+    driver = Driver(policy=policy)
+    for name, tail in (("a", 1), ("b", 2)):
+        driver.add(request(name, [*range(4 * SIZE), tail, 7]))
+        driver.run()
+    assert charged == [("a", 4 * SIZE + 2), ("b", 2)]
 
 
 def test_no_more_sequences_run_at_once_than_allowed() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.core.errors import ModelFileError
 from octavo.core.steps import finish
+from octavo.text import sentencepiece
 from octavo.text.sentencepiece import SentencePieceEncoder
 from octavo.text.tokenizer import Tokenizer
 
@@ -35,6 +37,8 @@ def merge_by_definition(text: str, scores: dict[str, float]) -> list[str]:
     merged=st.dictionaries(st.text("ab▁", min_size=2, max_size=5), st.integers(-4, 0).map(float), max_size=14),
     text=st.text("ab ", max_size=24),
 )
+@example(merged={"ab": -1.0, "bab": -2.0, "abbab": -3.0}, text="abbab")  # a symbol's neighbour has grown before it does
+@example(merged={"ab": -1.0, "aba": -2.0, "ba": -3.0}, text="aba")  # what was to be joined is gone
 def test_merging_follows_the_definition_whatever_the_scores(merged: dict[str, float], text: str) -> None:
     scores = {"a": 0.0, "b": 0.0, "▁": 0.0, **merged}
     names = list(scores)
@@ -92,6 +96,16 @@ def test_a_long_word_costs_little_more_than_its_length(sentencepiece_metadata: M
     ids = tokenizer.encode("abc" * 10_000, add_bos=False)
     assert texts_of(tokenizer, ids[:2]) == ["▁ab", "c"]
     assert tokenizer.decode(ids) == "abc" * 10_000
+
+
+def test_a_word_of_several_stretches_between_yields_merges_by_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentencepiece, "_PER_STEP", 16)
+    rng = random.Random(0)
+    text = "".join(rng.choice("ab") for _ in range(150))
+    scores = {"a": 0.0, "b": 0.0, "ab": -1.0, "bb": -2.0, "abab": -2.5, "abb": -3.0, "aab": -1.5, "bba": -4.0}
+    names = list(scores)
+    encoder = SentencePieceEncoder({t: (i, scores[t]) for i, t in enumerate(names)}, (), None, add_space=False)
+    assert [names[i] for i in finish(encoder.encode_steps([text]))[0]] == merge_by_definition(text, scores)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.errors import ModelFileError
+from octavo.core.steps import finish
+from octavo.text.byte_pair import LibraryEncoder
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.vocabulary import BYTE_LEVEL_ALPHABET
 
@@ -313,3 +315,14 @@ def test_ends_come_from_the_generation_config_else_from_the_config_and_from_the_
     files["generation_config"] = {"eos_token_id": size + 6}
     files["tokenizer_config"]["chat_template"] = template
     assert Tokenizer.from_folder(write(tmp_path, spec, **files)).eos_token_ids == {size + 2, size + 6}
+
+
+def test_only_the_first_text_of_all_is_encoded_as_a_beginning() -> None:
+    def pipeline() -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "▁": 2}, []))
+
+    first = pipeline()
+    first.normalizer = tokenizers.normalizers.Prepend("▁")
+    encoder = LibraryEncoder(first, later=pipeline())
+    assert finish(encoder.encode_steps(["a", "b"], at_start=True)) == [[2, 0], [1]]
+    assert finish(encoder.encode_steps(["a", "b"], at_start=False)) == [[0], [1]]
