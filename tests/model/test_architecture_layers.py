@@ -58,11 +58,11 @@ def without_rows(step: ModelInput) -> ModelInput:
     return ModelInput.of(
         token_ids=step.token_ids,
         positions=step.positions,
-        slot_mapping=step.slot_mapping,
+        slot_mapping=step.slot_mapping.reshape(-1),
         logit_rows=(),
         query_starts=step.query_starts,
         context_lens=step.context_lens,
-        block_tables=list(step.block_tables),
+        block_tables=list(step.block_tables[0]),
     )
 
 
