@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from synthetic_clock import MACHINES, Clock, Costs, four_chats, percentile, seconds
 
 from octavo.scheduler.chunk_sizer import (
@@ -12,6 +14,7 @@ from octavo.scheduler.chunk_sizer import (
     MAX_STEP_S,
     AdaptiveChunkSizer,
     FixedChunkSizer,
+    StepBudget,
     StepSituation,
 )
 from octavo.scheduler.cost_model import StepCostModel, StepLoad
@@ -263,3 +266,47 @@ def test_what_a_long_prompt_costs_is_not_charged_to_each_position_that_decodes_r
         clock.step()
         ratios.append(clock.sizer.cost.predict(clock.decodes[-1]) / seconds(costs, clock.decodes[-1]))
     assert percentile(ratios, 0.98) <= 1.2
+
+
+@given(st.integers(0, 300), st.integers(1, 60))
+def test_a_load_counts_every_position_that_is_read_and_every_pair(start: int, num_tokens: int) -> None:
+    end = start + num_tokens
+    counted = StepLoad(2 + num_tokens, 3 + end, 5 + sum(position + 1 for position in range(start, end)))
+    assert StepLoad(2, 3, 5).with_chunk(start, num_tokens) == counted
+    assert StepLoad() == StepLoad(0, 0, 0)
+
+
+def test_a_budget_says_what_was_allowed_whatever_of_it_has_been_spent() -> None:
+    budget = StepBudget(100, "budget")
+    budget.spend(0, 30)
+    assert (budget.facts().tokens, budget.facts().reason) == (100, "budget")
+    assert budget.allow(0, 70) == (70, "last piece")
+    assert budget.allow(0, 71) == (70, "budget")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 8_000), st.floats(0.0, 0.25))
+def test_the_largest_chunk_in_time_is_allowed_and_none_larger(start: int, queued: float) -> None:
+    sizer = trained_sizer()
+    crowd = situation(num_waiting=int(queued * 4 * 64))
+    decodes = crowd.decodes
+    num_tokens, why = sizer.begin(crowd).allow(start, 100_000)
+    usual_s = sizer.target_s(decodes)
+    limit_s = usual_s - crowd.num_waiting / 256 * 0.5 * (usual_s - sizer.cost.predict(decodes))
+    if why in ("target_itl", "queue depth"):
+        assert sizer.cost.predict(decodes.with_chunk(start, num_tokens)) <= limit_s * (1 + 1e-9)
+        assert sizer.cost.predict(decodes.with_chunk(start, num_tokens + 1)) > limit_s * (1 - 1e-9)
+    else:
+        assert why in ("floor", "ramp")
+
+
+def test_no_chunk_goes_far_beyond_the_pairs_that_have_been_seen() -> None:
+    sizer = AdaptiveChunkSizer(16, 1.0)
+    sizer.observe(StepLoad(10, 100, 3_000), 10_000, 1e-6)  # a machine that seems endlessly fast
+    asked = situation(decodes=StepLoad(1, 50, 50), hard_limit=100_000)
+    for start in (0, 7, 500):
+        num_tokens, why = sizer.begin(asked).allow(start, 100_000)
+        assert why == "ramp"
+        most = 4 * max(3_000, 16 * 16 * 16)
+        assert asked.decodes.with_chunk(start, num_tokens).pairs <= most
+        assert asked.decodes.with_chunk(start, num_tokens + 1).pairs > most
