@@ -282,7 +282,8 @@ def test_served_from_gguf_the_schedule_changes_no_token(name: str, tmp_path: Pat
         keeps_everything = llm.engine.config.cache_groups[0][0] == "full"  # windows are never short of room
         assert llm.engine.tracer.metrics.preemptions > 0 or not keeps_everything
         hits = [llm.generate([prompt], params)[0].completions[0].usage for prompt in prompts]
-        assert max(usage.cached_tokens for usage in hits if usage is not None) > 0
+        # in nine blocks, the head of a prompt that its window has left is soon lost
+        assert max(usage.cached_tokens for usage in hits if usage is not None) > 0 or not keeps_everything
 
 
 def llm_bytes(file: Path, num_blocks: int) -> int:
