@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo.core.cache_group import CacheGroup
 from octavo.core.plan import SampledToken, StepPlan
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
 from octavo.engine.model_runner import ModelRunner
 from octavo.kernels.native.backend import NativeBackend
 from octavo.memory.kv_cache_manager import KVCacheManager
@@ -11,6 +15,24 @@ from octavo.scheduler.chunk_sizer import FixedChunkSizer
 from octavo.scheduler.scheduler import Scheduler
 
 Answers = dict[str, list[SampledToken]]
+
+
+def choices_of(number: int, prompt: Sequence[int], count: int, *, max_tokens: int, logprobs: int) -> list[Request]:
+    """So many answers to one prompt, forks of the first, drawn with their own random streams."""
+    return [
+        Request(
+            request_id=f"{number}.{choice}",
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(temperature=0.9, logprobs=logprobs),
+            max_tokens=max_tokens,
+            stop_token_ids=frozenset(),
+            seed=number,
+            arrival_s=0.0,
+            choice_index=choice,
+            fork_of=f"{number}.0" if choice else None,
+        )
+        for choice in range(count)
+    ]
 
 
 class Machine:

@@ -13,10 +13,9 @@ from dataclasses import replace
 import pytest
 from native_models import config, random_llama
 
-from machine import Answers, Machine
+from machine import Answers, Machine, choices_of
 from octavo.core.cache_group import CacheGroup
 from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.native.backend import Activations
 
 C = config(num_layers=3, layer_windows=(None, 37, 6))
@@ -27,24 +26,10 @@ def requests() -> list[Request]:
     """Prompts that share heads, to be run one after the other or together; some with several answers."""
     rng = random.Random(3)
     stem = [rng.randrange(117) for _ in range(150)]
-    made = []
+    made: list[Request] = []
     for number, (shared, own, choices) in enumerate([(150, 3, 1), (90, 40, 3), (150, 3, 1), (0, 70, 1), (101, 1, 2)]):
         prompt = (*stem[:shared], *(rng.randrange(117) for _ in range(own)))
-        first = f"{number}.0"
-        made += [
-            Request(
-                request_id=f"{number}.{choice}",
-                prompt_token_ids=prompt,
-                sampling=SamplingParams(temperature=0.9, logprobs=3),
-                max_tokens=40,
-                stop_token_ids=frozenset(),
-                seed=number,
-                arrival_s=0.0,
-                choice_index=choice,
-                fork_of=first if choice else None,
-            )
-            for choice in range(choices)
-        ]
+        made += choices_of(number, prompt, choices, max_tokens=40, logprobs=3)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,10 @@ import pytest
 from architecture_cases import CASES, SHAPE, VOCAB, Case, twin_of, write_twin
 from numpy.typing import NDArray
 
-from machine import Answers, Machine
+from machine import Answers, Machine, choices_of
 from octavo import LLM, EngineConfig
 from octavo.core.cache_group import CacheGroup
 from octavo.core.plan import SampledToken
-from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.base import Backend, KVCacheLayout, ModelInput
 from octavo.kernels.native.backend import NativeBackend
@@ -174,21 +174,9 @@ def answers(source: WeightSource, case: Case, num_blocks: int, *, grouped: bool)
     machines, together = [], Machine(backend, groups, counts, 23)
     for number, (shared, choices) in enumerate([(50, 2), (50, 1), (33, 3), (60, 1)]):
         prompt = (*stem[:shared], number + 1, 7)
-        for choice in range(choices):
+        for request in choices_of(number, prompt, choices, max_tokens=24, logprobs=2):
             machine = together if grouped else Machine(backend, groups, counts, 256)
-            machine.scheduler.add(
-                Request(
-                    request_id=f"{number}.{choice}",
-                    prompt_token_ids=prompt,
-                    sampling=SamplingParams(temperature=0.9, logprobs=2),
-                    max_tokens=24,
-                    stop_token_ids=frozenset(),
-                    seed=number,
-                    arrival_s=0.0,
-                    choice_index=choice,
-                    fork_of=f"{number}.0" if choice and grouped else None,
-                )
-            )
+            machine.scheduler.add(request if grouped else replace(request, fork_of=None))
             machines.append(machine)
             if not grouped:
                 machine.run()

@@ -37,9 +37,8 @@ class GroupBlocks:
         self.pool = BlockPool(num_blocks)
         self.node_of: list[Node | None] = [None] * num_blocks
         self.num_cached = self.num_unreferenced = self.num_evicted = 0
-        self._heap: list[
-            tuple[int, int, Node]
-        ] = []  # (last used, tie, node) of what can be given up; checked when popped
+        #: (last used, tie, node) of what can be given up; checked when popped
+        self._heap: list[tuple[int, int, Node]] = []
         self._pushes = 0
 
     @property
@@ -48,12 +47,8 @@ class GroupBlocks:
         return self.pool.num_free + self.num_unreferenced
 
     def first_block(self, position: int) -> int:
-        """The first block of positions that a query at ``position`` reads. In a state group: none of them."""
-        if self.is_full:
-            return 0
-        if self.group.kind == "state":
-            return position // self.block_size
-        return max(0, position - self.group.window + 1) // self.block_size
+        """The first block of positions that a query at ``position`` reads (no state group is asked)."""
+        return 0 if self.is_full else max(0, position - self.group.window + 1) // self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         """``CacheGroup.blocks_for``."""
@@ -102,7 +97,7 @@ class GroupBlocks:
 
     def offer(self, node: Node) -> None:
         """``node`` may have become one whose block can be given up."""
-        if (self.is_full and node.children) or self.pool.refs(node.blocks[self.index]) > 1:
+        if not self._can_go(node):
             return
         self._pushes += 1
         heapq.heappush(self._heap, (node.last_used[self.index], self._pushes, node))

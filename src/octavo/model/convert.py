@@ -14,7 +14,7 @@ from octavo.core.config import QuantizeFormat
 from octavo.core.errors import ModelFileError
 from octavo.model.gguf_model import FILE_TYPES, GGUFWeights, write_model
 from octavo.model.open_model import open_weights
-from octavo.model.quantised import QuantisedWeights, format_for, quantised_rows
+from octavo.model.quantised import QuantisedWeights, encoding_of, format_for, quantised_rows
 from octavo.weights.dequantise import Encoding
 from octavo.weights.gguf_file import GGUFFile
 from octavo.weights.gguf_split import open_gguf
@@ -63,11 +63,11 @@ def _convert_gguf(source: Path, out: Path, wanted: QuantizeFormat | None) -> Non
     for name, tensor in file.tensors.items():
         encoding = tensor.encoding
         if wanted is not None and name.endswith(".weight"):
-            encoding = format_for(_encoding(wanted), encoding, tensor.shape, is_head=name == head)
+            encoding = format_for(encoding_of(wanted), encoding, tensor.shape, is_head=name == head)
         infos[name] = encoding, tensor.shape
     metadata = {key: value for key, value in file.metadata.items() if not key.startswith("split.")}
     if wanted is not None:
-        metadata["general.file_type"] = FILE_TYPES[_encoding(wanted)]
+        metadata["general.file_type"] = FILE_TYPES[encoding_of(wanted)]
         metadata["general.quantization_version"] = 2
     write_gguf(out, metadata, infos, _data(file, infos))
     file.close()
@@ -101,7 +101,3 @@ def _convert_folder(source: Path, out: Path, wanted: QuantizeFormat | None, voca
     write_model(out, QuantisedWeights(weights, wanted) if wanted is not None else weights, tokenizer)
     lender.close()
     weights.close()
-
-
-def _encoding(wanted: QuantizeFormat) -> Encoding:
-    return wanted.upper()  # type: ignore[return-value]

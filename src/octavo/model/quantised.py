@@ -27,6 +27,11 @@ _SLICE = 1 << 20  # weights that are float32 at a time
 _NARROW: dict[Encoding, Encoding] = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
+def encoding_of(wanted: QuantizeFormat) -> Encoding:
+    """The encoding that the option names."""
+    return wanted.upper()  # type: ignore[return-value]
+
+
 def format_for(wanted: Encoding, stored: Encoding, shape: tuple[int, ...], *, is_head: bool) -> Encoding:
     """What a tensor of ``stored`` becomes."""
     if stored not in WIDE or len(shape) != 2:
@@ -70,8 +75,8 @@ class QuantisedWeights(WeightSource):
         return self._source.shape(name)
 
     def encoding(self, name: str) -> Encoding:
-        wanted: Encoding = self._wanted.upper()  # type: ignore[assignment]
-        return format_for(wanted, self._source.encoding(name), self.shape(name), is_head=name in self._heads)
+        stored, is_head = self._source.encoding(name), name in self._heads
+        return format_for(encoding_of(self._wanted), stored, self.shape(name), is_head=is_head)
 
     def tensor(self, name: str) -> WeightTensor:
         tensor, encoding = self._source.tensor(name), self.encoding(name)

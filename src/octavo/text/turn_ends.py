@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import takewhile
 
 from jinja2.exceptions import TemplateError
@@ -38,8 +38,9 @@ FindToken = Callable[[str], tuple[int, str] | None]
 
 def ends_by_name(texts: Sequence[str], kinds: Sequence[int]) -> set[int]:
     """Ids of the tokens under whose names well-known models end a turn or a text, whatever their kinds."""
-    ids = {text: i for i, text in enumerate(texts) if text in _END_NAMES}
-    ids |= {text: i for i, text in enumerate(texts) if text in _END_NAMES_IF_CONTROL and kinds[i] in CONTROL_KINDS}
+    known = _END_NAMES | _END_NAMES_IF_CONTROL
+    found = [(text, i) for i, text in enumerate(texts) if text in known]
+    ids = {text: i for text, i in found if text in _END_NAMES or kinds[i] in CONTROL_KINDS}
     if any(ids.keys() >= {*pair, _END_OF_MESSAGE} for pair in _ENDS_INSTEAD):
         del ids[_END_OF_MESSAGE]
     return set(ids.values())
@@ -56,11 +57,13 @@ def ends_by_template(
     names = {name: texts[i] for name, i in (("bos_token", bos), ("eos_token", eos)) if i is not None}
     special = {texts[i]: i for i in not_normal(kinds) if kinds[i] in (*CONTROL_KINDS, TokenKind.USER_DEFINED)}
 
+    @cache
+    def like_control() -> dict[str, int]:
+        return {text: i for i, text in enumerate(texts) if LOOKS_LIKE_CONTROL.fullmatch(text)}
+
     def find(text: str) -> tuple[int, str] | None:
         found = _longest_prefix(text, special)
-        if found is None and text[0] in "<[":
-            found = _longest_prefix(text, {t: i for i, t in enumerate(texts) if LOOKS_LIKE_CONTROL.fullmatch(t)})
-        return found
+        return _longest_prefix(text, like_control()) if found is None and text[0] in "<[" else found
 
     return set(ends_of_answer(template, names, bos, find))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, Ops, Weight
-from octavo.model.architectures.llama import NAMES, Block, Llama
+from octavo.model.architectures.llama import NAMES, Block, Llama, by_layer
 from octavo.model.gguf_keys import GGUFKeys
 from octavo.model.hf_fields import HFFields
 from octavo.model.tensor_names import TensorNames
@@ -44,8 +44,8 @@ class Cohere2(Llama):
             centred=True,
             also_known={key, f"{key}_pattern", "logit_scale"},
             logits_scale=keys.real("logit_scale"),
-            layer_windows=tuple(window if slides else None for slides in sliding),
-            layer_ropes=tuple(table if slides else None for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
+            layer_ropes=by_layer(sliding, table, None),
         )
 
     @classmethod
@@ -59,8 +59,8 @@ class Cohere2(Llama):
             eps="layer_norm_eps",
             default_eps=1e-5,
             logits_scale=fields.real("logit_scale", default=0.0625),
-            layer_windows=tuple(window if slides else None for slides in sliding),
-            layer_ropes=tuple(table if slides else None for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
+            layer_ropes=by_layer(sliding, table, None),
             attention_bias=fields.flag("attention_bias", default=False),
             tied_embeddings=fields.flag("tie_word_embeddings", default=True),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.model_config import ModelConfig
+from octavo.model.architectures.llama import by_layer
 from octavo.model.architectures.olmo2 import Olmo2
 from octavo.model.gguf_keys import GGUFKeys
 from octavo.model.hf_fields import HFFields
@@ -23,8 +24,8 @@ class Exaone4(Olmo2):
         sliding = keys.every(f"{key}_pattern", 4, layers) if window else (False,) * layers
         return keys.decoder(
             also_known={key, f"{key}_pattern"},
-            layer_windows=tuple(window if slides else None for slides in sliding),
-            layer_ropes=tuple(table if slides or not window else None for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
+            layer_ropes=by_layer(sliding, table, None if window else table),
         )
 
     @classmethod
@@ -41,6 +42,6 @@ class Exaone4(Olmo2):
             sliding = (False,) * fields.num_layers()
         return fields.decoder(
             default_eps=1e-5,
-            layer_windows=tuple(window if slides else None for slides in sliding),
-            layer_ropes=tuple(table if slides or window is None else None for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
+            layer_ropes=by_layer(sliding, table, None if window is not None else table),
         )

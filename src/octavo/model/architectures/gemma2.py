@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.core.model_config import ModelConfig
-from octavo.kernels.base import Array, Ops, Weight
-from octavo.model.architectures.llama import NAMES, Block, Llama
+from octavo.kernels.base import Weight
+from octavo.model.architectures.llama import NAMES, SandwichNorm, by_layer
 from octavo.model.gguf_keys import GGUFKeys
 from octavo.model.hf_fields import HFFields
 from octavo.model.tensor_names import TensorNames
@@ -28,13 +28,12 @@ class GemmaConfig(ModelConfig):
     attention_scale: float
 
 
-class Gemma2(Llama):
+class Gemma2(SandwichNorm):
     """Embeddings times sqrt(hidden), GELU, gains that safetensors store less 1."""
 
     names = TensorNames(GEMMA_NAMES)
     interleaved = frozenset()
     unit_offset = True
-    norms = ("attention_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
     layers_of_27b = 46  # GGUF files do not say query_pre_attn_scalar; llama.cpp knows it by the number of layers
     window_step = 2  # every so many layers one sees everything
 
@@ -58,7 +57,7 @@ class Gemma2(Llama):
                 "final_logit_softcapping",
             },
             attention_scale=cls.scale_in_gguf(keys),
-            layer_windows=tuple(window if slides else None for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
             attention_soft_cap=keys.real("attn_logit_softcapping", default=50.0),
             logits_soft_cap=keys.real("final_logit_softcapping", default=30.0),
             hidden_act="gelu",
@@ -83,20 +82,12 @@ class Gemma2(Llama):
             activation="hidden_activation",
             hidden_act="gelu",
             attention_scale=fields.real("query_pre_attn_scalar", default=256.0) ** -0.5,
-            layer_windows=tuple(window if slides else None for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
             attention_soft_cap=soft_cap(fields, "attn_logit_softcapping"),
             logits_soft_cap=soft_cap(fields, "final_logit_softcapping"),
             tied_embeddings=fields.flag("tie_word_embeddings", default=True),
             attention_bias=fields.flag("attention_bias", default=False),
         )
-
-    def layer(self, ops: Ops, x: Array, block: Block) -> Array:
-        """One layer: rows are normed before attention and MLP, and their results again."""
-        norms = block.norms
-        attended = block.attention(ops, norms["attention_norm"](ops, x))
-        x = ops.add(x, norms["post_attention_norm"](ops, attended))
-        widened = block.mlp(ops, norms["mlp_norm"](ops, x))
-        return ops.add(x, norms["post_mlp_norm"](ops, widened))
 
 
 def check_gemma(fields: HFFields) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.core.model_config import ModelConfig, RopeTable
 from octavo.model.architectures.gemma2 import GEMMA_NAMES, Gemma2, GemmaConfig, check_gemma, soft_cap
-from octavo.model.architectures.llama import QK_NORMS
+from octavo.model.architectures.llama import QK_NORMS, by_layer
 from octavo.model.gguf_keys import GGUFKeys
 from octavo.model.hf_fields import HFFields
 from octavo.model.tensor_names import TensorNames
@@ -40,8 +40,8 @@ class Gemma3(Gemma2):
             GemmaConfig,
             also_known={key, f"{key}_pattern", cap, "rope.freq_base_swa"},
             attention_scale=cls.scale_in_gguf(keys),
-            layer_windows=tuple(window if slides else None for slides in sliding),
-            layer_ropes=tuple(local if slides else table for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
+            layer_ropes=by_layer(sliding, local, table),
             logits_soft_cap=keys.real(cap) if keys.values.get(cap) else None,
             hidden_act="gelu",
         )
@@ -61,8 +61,8 @@ class Gemma3(Gemma2):
             hidden_act="gelu",
             rope=table,
             attention_scale=fields.real("query_pre_attn_scalar", default=256.0) ** -0.5,
-            layer_windows=tuple(window if slides else None for slides in sliding),
-            layer_ropes=tuple(local if slides else table for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
+            layer_ropes=by_layer(sliding, local, table),
             attention_soft_cap=soft_cap(fields, "attn_logit_softcapping"),
             logits_soft_cap=soft_cap(fields, "final_logit_softcapping"),
             tied_embeddings=fields.flag("tie_word_embeddings", default=True),

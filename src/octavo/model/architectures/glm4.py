@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.model_config import ModelConfig
-from octavo.kernels.base import Array, Ops
-from octavo.model.architectures.llama import NAMES, Block, Llama
+from octavo.model.architectures.llama import NAMES, SandwichNorm
 from octavo.model.architectures.phi3 import FUSED_MLP
 from octavo.model.gguf_keys import GGUFKeys
 from octavo.model.hf_fields import HFFields
@@ -13,7 +12,7 @@ from octavo.model.tensor_names import TensorNames
 _APART = {"layers.{i}.gate", "layers.{i}.up"}
 
 
-class Glm4(Llama):
+class Glm4(SandwichNorm):
     """Both formats pair neighbouring rows of Q and K, and have gate and up as one matrix."""
 
     names = TensorNames(
@@ -29,7 +28,6 @@ class Glm4(Llama):
     )
     interleaved_in_hf = frozenset({"q", "k"})
     fused = {"gate_up": ("gate", "up")}  # noqa: RUF012
-    norms = ("attention_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
 
     @classmethod
     def from_gguf(cls, keys: GGUFKeys) -> ModelConfig:
@@ -49,11 +47,3 @@ class Glm4(Llama):
     def biased(cls, config: ModelConfig) -> frozenset[str]:
         """The linear layers of a block that have a bias."""
         return frozenset("qkv" if config.attention_bias else ())
-
-    def layer(self, ops: Ops, x: Array, block: Block) -> Array:
-        """One layer: rows are normed before attention and MLP, and their results again."""
-        norms = block.norms
-        attended = block.attention(ops, norms["attention_norm"](ops, x))
-        x = ops.add(x, norms["post_attention_norm"](ops, attended))
-        widened = block.mlp(ops, norms["mlp_norm"](ops, x))
-        return ops.add(x, norms["post_mlp_norm"](ops, widened))

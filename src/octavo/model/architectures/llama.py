@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeVar
 
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, Ops, PositionScale, Weight
@@ -12,6 +12,7 @@ from octavo.model.hf_fields import HFFields
 from octavo.model.layers import MLP, Attention, GatedMLP, Norm, TensorSpec, bias, embedding, head, linear, norm
 from octavo.model.tensor_names import TensorNames
 
+T = TypeVar("T")
 #: Over what queries and keys are normed before they are rotated.
 QKNorm = Literal["none", "head", "row"]
 #: canonical name -> (GGUF's, Hugging Face's): what most decoders call their tensors
@@ -164,6 +165,25 @@ class Llama:
         return ops.logits(scaled(ops, rows, self.logits_scale), self.output, self.config.logits_soft_cap)
 
 
+class SandwichNorm(Llama):
+    """Norms before attention and MLP, and after each again (Ding et al. 2021, arXiv:2105.13290)."""
+
+    norms = ("attention_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
+
+    def layer(self, ops: Ops, x: Array, block: Block) -> Array:
+        """One layer: rows are normed before attention and MLP, and their results again."""
+        norms = block.norms
+        attended = block.attention(ops, norms["attention_norm"](ops, x))
+        x = ops.add(x, norms["post_attention_norm"](ops, attended))
+        widened = block.mlp(ops, norms["mlp_norm"](ops, x))
+        return ops.add(x, norms["post_mlp_norm"](ops, widened))
+
+
 def scaled(ops: Ops, x: Array, factor: float) -> Array:
     """x * factor, without an op where the factor is 1."""
     return x if factor == 1.0 else ops.scale(x, factor)
+
+
+def by_layer(flags: Sequence[bool], yes: T, no: T) -> tuple[T, ...]:
+    """Of each layer: ``yes`` or ``no``, as its flag says."""
+    return tuple(yes if flag else no for flag in flags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.core.model_config import ModelConfig
 from octavo.kernels.base import Array, Ops
-from octavo.model.architectures.llama import NAMES, QK_NORMS, Block, Llama, QKNorm
+from octavo.model.architectures.llama import NAMES, QK_NORMS, Block, Llama, QKNorm, by_layer
 from octavo.model.gguf_keys import GGUFKeys
 from octavo.model.hf_fields import HFFields
 from octavo.model.tensor_names import TensorNames
@@ -35,8 +35,8 @@ class Olmo2(Llama):
         local = keys.rope(scaling=None)
         return keys.decoder(
             also_known={key, f"{key}_pattern"},
-            layer_windows=tuple(window if slides else None for slides in sliding),
-            layer_ropes=tuple(local if slides else table for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
+            layer_ropes=by_layer(sliding, local, table),
         )
 
     @classmethod
@@ -62,7 +62,7 @@ class Olmo3(Olmo2):
         return fields.decoder(
             default_eps=1e-5,
             rope=table,
-            layer_windows=tuple(window if slides else None for slides in sliding),
-            layer_ropes=tuple(local if slides else table for slides in sliding),
+            layer_windows=by_layer(sliding, window, None),
+            layer_ropes=by_layer(sliding, local, table),
             attention_bias=fields.flag("attention_bias", default=False),
         )
