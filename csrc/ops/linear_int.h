@@ -36,6 +36,20 @@ struct PackedGroup {
     const uint8_t* group;
 };
 
+// In constants of the kind, not through octavo::group_offset: GCC calls that at run time, for every tile.
+template <octavo::WeightKind Kind>
+inline PackedGroup group_at(const uint8_t* panel, int g) {
+    using Format = IntFormat<Kind>;
+    const auto group = static_cast<size_t>(g);
+    if constexpr (!Format::kTwoLevel) {
+        const uint8_t* at = panel + group * Format::kGroupBytes;
+        return {at, at};
+    }
+    constexpr size_t kSpan = Format::kHeaderBytes + octavo::kHeaderGroups * Format::kGroupBytes;
+    const uint8_t* header = panel + group / octavo::kHeaderGroups * kSpan;
+    return {header, header + Format::kHeaderBytes + group % octavo::kHeaderGroups * Format::kGroupBytes};
+}
+
 // Steps through the groups of a panel.
 template <octavo::WeightKind Kind>
 struct GroupWalk {
@@ -46,9 +60,7 @@ struct GroupWalk {
 
     // first: the group that move_to is called with first, a multiple of eight.
     explicit GroupWalk(const uint8_t* panel, int first = 0)
-        : at{panel, panel},
-          next(panel + (Format::kTwoLevel ? octavo::header_offset(Format::kLayout, static_cast<size_t>(first))
-                                          : octavo::group_offset(Format::kLayout, static_cast<size_t>(first)))) {}
+        : at{panel, panel}, next(group_at<Kind>(panel, first).header) {}
     // To group g, which follows the last one.
     void move_to(int g) {
         if constexpr (Format::kTwoLevel) {
@@ -62,13 +74,6 @@ struct GroupWalk {
     }
     const uint8_t* integers() const { return at.group + Format::kScaleBytes; }
 };
-
-template <octavo::WeightKind Kind>
-inline PackedGroup group_at(const uint8_t* panel, int g) {
-    const auto group = static_cast<size_t>(g);
-    return {panel + octavo::header_offset(IntFormat<Kind>::kLayout, group),
-            panel + octavo::group_offset(IntFormat<Kind>::kLayout, group)};
-}
 
 // Whether many rows read some groups from where they have been widened: integers to bytes [group][8][16][4], scales and
 // minima to floats [group][part][16]. Taking planes apart and multiplying two levels costs more than the product of a
